@@ -1,0 +1,16 @@
+"""Waiting for time to pass: the only place of the package that sleeps."""
+
+import random
+
+import trio
+
+
+def backoff_s(attempt: int, *, base: float, longest: float, jitter: float, rng: random.Random) -> float:
+    """Seconds before the next try: ``base`` doubled with each attempt (from 1), at most ``longest``, partly random."""
+    full = min(longest, base * 2.0 ** min(attempt - 1, 60))
+    return full * (1.0 - jitter * rng.random())
+
+
+async def wait_s(seconds: float) -> None:
+    """Wait so many seconds. Nothing is held meanwhile; cancellation leaves nothing behind."""
+    await trio.sleep(seconds)

@@ -1,0 +1,61 @@
+"""Read-only numpy arrays: 4 bytes a token, shared between tasks without copies because nobody can write to them."""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+IdArray: TypeAlias = npt.NDArray[np.int32]
+"""Token ids."""
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+"""Log-probs, in nats."""
+MaskArray: TypeAlias = npt.NDArray[np.uint8]
+"""1 where a token is trained, 0 where it is not."""
+
+ID_MAX = 2**31 - 1
+
+
+def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if array.flags.writeable:
+        if array.base is not None or not array.flags.owndata:
+            array = array.copy()  # somebody else may hold the writable original
+        array.flags.writeable = False
+    return array
+
+
+def id_array(ids: Sequence[int] | npt.NDArray[Any]) -> IdArray:
+    """Token ids as a read-only int32 array.
+
+    Raises:
+      TypeError: an element is not an integer.
+      ValueError: an element is negative or does not fit 31 bits, or the input is not one-dimensional.
+
+    """
+    if isinstance(ids, np.ndarray) and ids.dtype == np.int32 and ids.ndim == 1:
+        return _frozen(ids)
+    wide = np.asarray(ids)
+    if wide.ndim != 1:
+        raise ValueError(f"token ids must be one flat sequence, got {wide.ndim} dimensions")
+    if wide.size == 0:
+        return _frozen(np.empty(0, np.int32))
+    if wide.dtype.kind not in "iu":
+        raise TypeError(f"token ids must be integers, got values of type {wide.dtype}")
+    low, high = int(wide.min()), int(wide.max())
+    if low < 0 or high > ID_MAX:
+        raise ValueError(f"token ids must lie in 0..{ID_MAX}, got {low if low < 0 else high}")
+    return _frozen(wide.astype(np.int32))
+
+
+def float_array(values: Sequence[float] | npt.NDArray[Any]) -> FloatArray:
+    """Floats as a read-only float32 array."""
+    return _frozen(
+        np.array(values, np.float32) if not isinstance(values, np.ndarray) else values.astype(np.float32, copy=False)
+    )
+
+
+def mask_array(values: Sequence[int] | Sequence[bool] | npt.NDArray[Any]) -> MaskArray:
+    """A 0/1 mask as a read-only uint8 array."""
+    return _frozen(
+        np.array(values, np.uint8) if not isinstance(values, np.ndarray) else values.astype(np.uint8, copy=False)
+    )

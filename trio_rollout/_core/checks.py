@@ -1,0 +1,61 @@
+"""Validators of settings: one message form, ``field: got value, allowed range``."""
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import attrs
+
+from ..errors import SettingsError
+
+Validator: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
+
+
+def _refuse(instance: object, field: str, value: object, allowed: str) -> None:
+    raise SettingsError(f"{type(instance).__name__}.{field}: got {value!r}, allowed: {allowed}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def at_least(low: float) -> Validator:
+    """A number not below ``low``."""
+
+    def check(instance: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+        if not _is_number(value) or value < low:
+            _refuse(instance, attribute.name, value, f"a number >= {low}")
+
+    return check
+
+
+def whole(low: int) -> Validator:
+    """An integer not below ``low``."""
+
+    def check(instance: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            _refuse(instance, attribute.name, value, f"an integer >= {low}")
+
+    return check
+
+
+def between(low: float, high: float, *, open_low: bool = False) -> Validator:
+    """A number in [low, high], or in (low, high]."""
+
+    def check(instance: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+        if not _is_number(value) or not (low < value if open_low else low <= value) or value > high:
+            _refuse(instance, attribute.name, value, f"a number in {'(' if open_low else '['}{low}, {high}]")
+
+    return check
+
+
+def seconds_or_none(instance: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    """A number of seconds; None, zero and negative numbers mean: no deadline."""
+    if value is not None and not _is_number(value):
+        _refuse(instance, attribute.name, value, "seconds as a number, or None for no deadline (<= 0 means the same)")
+
+
+def seconds(instance: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    """A finite positive number of seconds."""
+    if not _is_number(value) or value <= 0 or math.isinf(value):
+        _refuse(instance, attribute.name, value, "a finite number of seconds > 0")

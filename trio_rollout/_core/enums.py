@@ -1,0 +1,77 @@
+"""The closed choices of the engine: how things end, why they were stopped, how servers are paused."""
+
+import enum
+
+
+class Status(enum.Enum):
+    """How a rollout ended, as the trainer should see it."""
+
+    COMPLETED = "completed"
+    """It ran to its own end; tokens and reward are trainable."""
+    TRUNCATED = "truncated"
+    """A limit that the policy itself ran into (tokens, context, a tool's time) ended it; trainable, reward kept."""
+    ABORTED = "aborted"
+    """It was stopped from outside; never delivered for training."""
+    FAILED = "failed"
+    """It failed for good; only evaluation returns such a trajectory, with ``error`` set."""
+
+
+class Stop(enum.Enum):
+    """Why a server stopped sampling."""
+
+    STOP = "stop"
+    """An end token, a stop string or a stop id; its id is part of the output."""
+    LENGTH = "length"
+    """``max_new_tokens`` was reached."""
+    ABORT = "abort"
+    """The request was aborted; the tokens sampled until then are kept."""
+
+
+class Cause(enum.Enum):
+    """Why an attempt was cancelled, requeued or given up."""
+
+    DEADLINE = "deadline"
+    """One of its own deadlines passed. Uses up an attempt."""
+    NO_PROGRESS = "no_progress"
+    """No new token, turn or tool output for too long. Uses up an attempt."""
+    ERROR = "error"
+    """User code, a server's answer or a scorer failed; type, message and traceback are kept. Uses up an attempt."""
+    SIBLING = "sibling"
+    """Another sample of the same group failed first. Never the cause of a whole group's settlement."""
+    SERVER_LOST = "server_lost"
+    """The server that had the request died. Free."""
+    SERVER_ABORT = "server_abort"
+    """A server aborted the request although nobody here had asked for it. Free."""
+    WEIGHT_UPDATE = "weight_update"
+    """A weight-update window interrupted it. Free."""
+    STALE = "stale"
+    """It grew older than the staleness bound allows. Free."""
+    CANCELLED = "cancelled"
+    """It was cancelled from outside the engine. Free."""
+    SHUTDOWN = "shutdown"
+    """The engine drained or closed. Free."""
+
+    @property
+    def uses_attempt(self) -> bool:
+        """Whether a requeue for this cause counts against ``Retry.max_attempts``."""
+        return self in {Cause.DEADLINE, Cause.NO_PROGRESS, Cause.ERROR}
+
+
+class PauseMode(enum.Enum):
+    """What a paused SGLang server does with the requests it is running."""
+
+    ABORT = "abort"
+    """They end at once with stop reason ABORT. The server aborts everything, other clients' requests too."""
+    RETRACT = "retract"
+    """They go back to the server's queue, lose their KV cache and go on after the resume."""
+    IN_PLACE = "in_place"
+    """They are frozen with their KV cache and go on after the resume; the cache can't be flushed meanwhile."""
+
+
+class Leftovers(enum.Enum):
+    """What becomes of processes that a finished command leaves running."""
+
+    KILL = "kill"
+    """They are killed with its process group once it has exited and its output is drained."""
+    KEEP = "keep"
+    """They are handed to the rollout's scope and die with that."""

@@ -1,0 +1,211 @@
+"""The values that travel: prompt, turn, segment, trajectory, group. Frozen; arrays are read-only numpy.
+
+Shapes: ``P`` prompt tokens, ``R`` response tokens of one segment, ``T = P + R``.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from .arrays import FloatArray, IdArray, MaskArray, float_array, id_array, mask_array
+from .enums import Cause, Status, Stop
+from .sampling import SamplingParams
+
+_same_array = attrs.cmp_using(eq=np.array_equal)
+
+
+class GroupId(NamedTuple):
+    """Identity of a group: the same prompt in another epoch is another group."""
+
+    epoch: int
+    prompt: str
+
+    def __str__(self) -> str:
+        return f"{self.epoch}/{self.prompt}"
+
+
+class VersionSpan(NamedTuple):
+    """Tokens ``[start, stop)`` of a response were sampled under weight version ``version``."""
+
+    start: int
+    stop: int
+    version: int
+
+
+def _optional_ids(ids: Sequence[int] | npt.NDArray[Any] | None) -> IdArray | None:
+    return None if ids is None else id_array(ids)
+
+
+def _messages(value: Sequence[Mapping[str, object]] | None) -> tuple[Mapping[str, object], ...] | None:
+    return None if value is None else tuple(dict(message) for message in value)
+
+
+@attrs.frozen(kw_only=True)
+class Prompt:
+    """One task for the model: exactly one of ``input_ids``, ``text`` and ``messages``.
+
+    ``id`` is unique within an epoch; ``epoch`` is counted by the source. ``label`` and ``metadata`` are the user's and
+    never read by the engine. ``extra`` goes into the request as it is (images, a LoRA path, …).
+
+    Raises:
+      ValueError, TypeError: none or several of the three inputs are given, the input is empty, or an id is no token id.
+
+    """
+
+    id: str = attrs.field(converter=str)
+    input_ids: IdArray | None = attrs.field(default=None, converter=_optional_ids, eq=_same_array)
+    text: str | None = None
+    messages: tuple[Mapping[str, object], ...] | None = attrs.field(default=None, converter=_messages)
+    label: object = None
+    metadata: Mapping[str, object] = attrs.field(factory=dict, converter=dict)
+    sampling: SamplingParams | None = None
+    extra: Mapping[str, object] = attrs.field(factory=dict, converter=dict)
+    epoch: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        given = {
+            name: len(value) for name in ("input_ids", "text", "messages") if (value := getattr(self, name)) is not None
+        }
+        if len(given) != 1:
+            raise ValueError(
+                f"prompt {self.id!r}: exactly one of input_ids, text, messages is needed, got {list(given)}"
+            )
+        if not all(given.values()):
+            raise ValueError(f"prompt {self.id!r}: {next(iter(given))} is empty")
+
+    @property
+    def group_id(self) -> GroupId:
+        """The id of the group that this prompt becomes."""
+        return GroupId(self.epoch, self.id)
+
+
+@attrs.frozen(kw_only=True)
+class Turn:
+    """One answer of an inference server.
+
+    ``log_probs`` (R) are the log-probs of ``output_ids`` as the server sampled them: SGLang takes them **after**
+    temperature and before top-p and top-k. ``versions`` tile ``[0, R)``; ``weight_version`` is that of the last token.
+    ``queue_s`` and ``latency_s`` are seconds; ``meta_info`` is the server's own record without the arrays.
+    """
+
+    rid: str
+    prompt_ids: IdArray = attrs.field(converter=id_array, eq=_same_array)
+    output_ids: IdArray = attrs.field(converter=id_array, eq=_same_array)
+    log_probs: FloatArray = attrs.field(converter=float_array, eq=_same_array)
+    text: str
+    stop: Stop
+    weight_version: int
+    versions: tuple[VersionSpan, ...] = attrs.field(converter=tuple)
+    cached_tokens: int = 0
+    queue_s: float | None = None
+    latency_s: float | None = None
+    meta_info: Mapping[str, object] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        if len(self.output_ids) != len(self.log_probs):
+            raise ValueError(f"turn {self.rid}: {len(self.output_ids)} output ids but {len(self.log_probs)} log-probs")
+
+
+@attrs.frozen(kw_only=True)
+class Segment:
+    """One training row: ``tokens`` (T) is prompt and response; the other arrays have ``response_length`` (R) entries.
+
+    ``loss_mask`` is 1 where the model sampled the token and it is to be trained; ``log_probs`` is 0.0 where it is 0.
+    ``versions`` are runs of (start, stop, version) over the response; masked tokens belong to no run. ``extras`` are
+    named arrays that ride along: routed experts, top-p ids, prompt log-probs.
+
+    Raises:
+      ValueError: the lengths do not agree.
+
+    """
+
+    tokens: IdArray = attrs.field(converter=id_array, eq=_same_array)
+    response_length: int
+    loss_mask: MaskArray = attrs.field(converter=mask_array, eq=_same_array)
+    log_probs: FloatArray = attrs.field(converter=float_array, eq=_same_array)
+    versions: tuple[VersionSpan, ...] = attrs.field(converter=tuple)
+    text: str = ""
+    extras: Mapping[str, npt.NDArray[Any]] = attrs.field(factory=dict, eq=False)
+
+    def __attrs_post_init__(self) -> None:
+        if not 0 <= self.response_length <= len(self.tokens):
+            raise ValueError(f"segment: response_length {self.response_length} of {len(self.tokens)} tokens")
+        for name in ("loss_mask", "log_probs"):
+            if len(getattr(self, name)) != self.response_length:
+                raise ValueError(
+                    f"segment: {name} has {len(getattr(self, name))} entries, the response {self.response_length}"
+                )
+
+
+@attrs.frozen(kw_only=True)
+class Failure:
+    """Why something failed, as a value: safe to keep, log, pickle and write down."""
+
+    cause: Cause
+    type: str
+    message: str
+    traceback: str = ""
+    group: GroupId | None = None
+    attempt: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.cause.value}: {self.type}: {self.message}" if self.type else self.cause.value
+
+
+@attrs.frozen(kw_only=True)
+class Trajectory:
+    """What one rollout produced: training rows, a reward, how it ended.
+
+    ``index`` is its place in the group, ``turns`` the number of answers it took. ``reward`` is None until it is scored.
+    """
+
+    prompt: Prompt
+    index: int
+    segments: tuple[Segment, ...] = attrs.field(converter=tuple)
+    status: Status = Status.COMPLETED
+    stop: Stop = Stop.STOP
+    reward: float | Mapping[str, float] | None = None
+    turns: int = 1
+    metadata: Mapping[str, object] = attrs.field(factory=dict)
+    error: Failure | None = None
+
+    @property
+    def text(self) -> str:
+        """The response as text: that of the last segment."""
+        return self.segments[-1].text if self.segments else ""
+
+
+@attrs.frozen(kw_only=True)
+class Group:
+    """The *n* trajectories of one prompt: what is delivered, requeued or set aside as one."""
+
+    id: GroupId
+    attempt: int
+    prompt: Prompt
+    trajectories: tuple[Trajectory, ...] = attrs.field(converter=tuple)
+
+    def _versions(self) -> list[int]:
+        return [span.version for row in self.trajectories for seg in row.segments for span in seg.versions]
+
+    @property
+    def oldest_version(self) -> int | None:
+        """Lowest weight version of any sampled token; None if no token was sampled."""
+        return min(self._versions(), default=None)
+
+    @property
+    def newest_version(self) -> int | None:
+        """Highest weight version of any sampled token; None if no token was sampled."""
+        return max(self._versions(), default=None)
+
+
+@attrs.frozen(kw_only=True)
+class QuarantineReport:
+    """A group that was given up: after how many attempts, why, and the last error."""
+
+    id: GroupId
+    cause: Cause
+    attempts: int
+    error: Failure

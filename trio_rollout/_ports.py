@@ -1,0 +1,26 @@
+"""Where randomness and ids come from: the one place that a simulation seeds.
+
+No module draws from a global generator: whoever needs randomness is handed a ``Ports`` by the scope that opened it.
+"""
+
+import random
+import secrets
+from typing import final
+
+import attrs
+
+
+@final
+@attrs.frozen(eq=False)
+class Ports:
+    """A source of random numbers and of request ids.
+
+    ``random`` seeded makes a whole run repeatable. ``new_rid`` gives 32 hex digits: of fixed length because SGLang
+    matches aborts by prefix, and fresh for every try because it refuses an active duplicate.
+    """
+
+    random: random.Random = attrs.field(factory=lambda: random.Random(secrets.randbits(128)))
+
+    def new_rid(self) -> str:
+        """A fresh request id: 32 hex digits."""
+        return f"{self.random.getrandbits(128):032x}"

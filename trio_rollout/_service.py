@@ -1,0 +1,90 @@
+"""A service beside a ``with`` body: the shape that every ``open_x()`` of the package shares.
+
+The service runs in a child task inside a shielded scope, the body does not. So an outer cancellation reaches the body at
+once, while the service stays alive for the wrap-ups of whatever the body was doing; ``leave`` then ends it. The nursery
+around the body is invisible: the body's own exception comes out as the same object, never inside a group of ours.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, TypeVar
+
+import trio
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Serve(Protocol[T_co]):
+    """A long-running task that reports a value through ``task_status`` once it is ready."""
+
+    def __call__(self, *, task_status: trio.TaskStatus[T_co]) -> Awaitable[None]:
+        """Run until cancelled."""
+        ...
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+    return found
+
+
+def _failure_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What the service itself raised: bare when it is one thing, a KeyboardInterrupt before all else."""
+    leaves = _leaves(group)
+    for leaf in leaves:
+        if isinstance(leaf, KeyboardInterrupt):
+            return leaf
+    return leaves[0] if len(leaves) == 1 else group
+
+
+def _raise_outcome(body_error: BaseException | None, failure: BaseException | None) -> None:
+    if failure is None:
+        if body_error is not None:
+            raise body_error
+        return
+    # A cancellation of the body is then the failure's doing, and a KeyboardInterrupt hides nothing worth keeping.
+    if body_error is None or isinstance(body_error, trio.Cancelled) or isinstance(failure, KeyboardInterrupt):
+        raise failure
+    raise BaseExceptionGroup("the body and its service both failed", [body_error, failure])
+
+
+@asynccontextmanager
+async def open_service(
+    serve: Serve[T],
+    leave: Callable[[T, BaseException | None], Awaitable[None]],
+) -> AsyncGenerator[T]:
+    """Run ``serve(task_status=...)`` beside the body and yield what it started with.
+
+    Entering blocks until the service has started. Leaving calls ``leave(value, error)``, where ``error`` is the body's
+    exception or None, inside a shield: it must bound itself. Then the service's scope is cancelled and awaited.
+
+    Raises:
+      BaseException: the body's exception as itself, or the service's failure bare, or both in one group.
+
+    """
+    scope = trio.CancelScope()
+
+    async def shielded(*, task_status: trio.TaskStatus[T]) -> None:
+        with scope:
+            await serve(task_status=task_status)
+
+    body_error: BaseException | None = None
+    failure: BaseException | None = None
+    try:
+        async with trio.open_nursery(strict_exception_groups=True) as nursery:
+            value: Any = await nursery.start(shielded)
+            scope.shield = True  # not before: cancelled while it starts, there is nothing to keep alive
+            try:
+                yield value
+            except BaseException as error:  # ruff: ignore[blind-except]  raised again below, outside the nursery, as itself
+                body_error = error
+            try:
+                with trio.CancelScope(shield=True):
+                    await leave(value, body_error)
+            finally:
+                scope.cancel()
+    except BaseExceptionGroup as group:
+        failure = _failure_of(group)
+    _raise_outcome(body_error, failure)
