@@ -3,7 +3,7 @@
 Shapes: ``P`` prompt tokens, ``R`` response tokens of one segment, ``T = P + R``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import attrs
@@ -37,6 +37,10 @@ class VersionSpan(NamedTuple):
 
 def _optional_ids(ids: Sequence[int] | npt.NDArray[Any] | None) -> IdArray | None:
     return None if ids is None else id_array(ids)
+
+
+def _spans(spans: Iterable[VersionSpan]) -> tuple[VersionSpan, ...]:
+    return tuple(spans)
 
 
 def _messages(value: Sequence[Mapping[str, object]] | None) -> tuple[Mapping[str, object], ...] | None:
@@ -98,7 +102,7 @@ class Turn:
     text: str
     stop: Stop
     weight_version: int
-    versions: tuple[VersionSpan, ...] = attrs.field(converter=tuple)
+    versions: tuple[VersionSpan, ...] = attrs.field(converter=_spans)
     cached_tokens: int = 0
     queue_s: float | None = None
     latency_s: float | None = None
@@ -126,7 +130,7 @@ class Segment:
     response_length: int
     loss_mask: MaskArray = attrs.field(converter=mask_array, eq=_same_array)
     log_probs: FloatArray = attrs.field(converter=float_array, eq=_same_array)
-    versions: tuple[VersionSpan, ...] = attrs.field(converter=tuple)
+    versions: tuple[VersionSpan, ...] = attrs.field(converter=_spans)
     text: str = ""
     extras: Mapping[str, npt.NDArray[Any]] = attrs.field(factory=dict, eq=False)
 
@@ -138,6 +142,10 @@ class Segment:
                 raise ValueError(
                     f"segment: {name} has {len(getattr(self, name))} entries, the response {self.response_length}"
                 )
+
+
+def _segments(segments: Iterable[Segment]) -> tuple[Segment, ...]:
+    return tuple(segments)
 
 
 @attrs.frozen(kw_only=True)
@@ -164,7 +172,7 @@ class Trajectory:
 
     prompt: Prompt
     index: int
-    segments: tuple[Segment, ...] = attrs.field(converter=tuple)
+    segments: tuple[Segment, ...] = attrs.field(converter=_segments)
     status: Status = Status.COMPLETED
     stop: Stop = Stop.STOP
     reward: float | Mapping[str, float] | None = None
@@ -178,6 +186,10 @@ class Trajectory:
         return self.segments[-1].text if self.segments else ""
 
 
+def _trajectories(trajectories: Iterable[Trajectory]) -> tuple[Trajectory, ...]:
+    return tuple(trajectories)
+
+
 @attrs.frozen(kw_only=True)
 class Group:
     """The *n* trajectories of one prompt: what is delivered, requeued or set aside as one."""
@@ -185,7 +197,7 @@ class Group:
     id: GroupId
     attempt: int
     prompt: Prompt
-    trajectories: tuple[Trajectory, ...] = attrs.field(converter=tuple)
+    trajectories: tuple[Trajectory, ...] = attrs.field(converter=_trajectories)
 
     def _versions(self) -> list[int]:
         return [span.version for row in self.trajectories for seg in row.segments for span in seg.versions]

@@ -1,0 +1,38 @@
+"""Who may start: pure decisions over slots, waiting groups and the ready buffer."""
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class Load:
+    """What admission looks at. Slots are counted in rollouts, everything else in groups.
+
+    ``eligible``: waiting groups whose backoff is over. ``finished``: ready ones and those that wait for room among them.
+    ``bound``: how many may be finished before admission stops.
+    """
+
+    open: bool
+    free_slots: int
+    per_group: int
+    eligible: int
+    finished: int
+    bound: int
+    exhausted: bool = False
+
+
+def startable(load: Load) -> int:
+    """How many waiting groups may start now: whole groups only, none while the buffer is full or the gate is closed."""
+    return min(load.eligible, _room(load))
+
+
+def pullable(load: Load) -> int:
+    """How many prompts to take from the source: only what could start at once, behind everything that waits."""
+    if load.exhausted:
+        return 0
+    return max(0, _room(load) - load.eligible)
+
+
+def _room(load: Load) -> int:
+    if not load.open or load.finished >= load.bound:
+        return 0
+    return load.free_slots // load.per_group

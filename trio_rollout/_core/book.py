@@ -1,0 +1,131 @@
+"""The book of groups: where each one is, how often it was tried, and the counts. No I/O, no clock.
+
+Owns every group from its pull to its end. Groups that are through (acked, filtered, returned) are only counted, so that
+memory does not grow with the run; quarantined ones are kept as reports.
+
+Invariant 1 (conservation): between any two calls, each pulled group is in exactly one state and the counts say so.
+"""
+
+from collections.abc import Iterator
+from typing import final
+
+import attrs
+
+from ..errors import SourceError
+from .enums import Cause
+from .lifecycle import Event, State, step
+from .values import Failure, Group, GroupId, Prompt, QuarantineReport
+
+_THROUGH = frozenset({State.ACKED, State.FILTERED, State.RETURNED})
+
+
+@attrs.define(eq=False, kw_only=True)
+class Entry:
+    """One group in the book. ``attempts`` and ``free`` count its requeues; ``recycles`` those for being stale."""
+
+    id: GroupId
+    prompt: Prompt
+    state: State = State.WAITING
+    attempt: int = 0
+    attempts: int = 0
+    free: int = 0
+    recycles: int = 0
+    group: Group | None = None
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class Book:
+    """All groups by id, and how many are in each state."""
+
+    _entries: dict[GroupId, Entry] = attrs.field(factory=dict, init=False)
+    _counts: dict[State, int] = attrs.field(factory=lambda: dict.fromkeys(State, 0), init=False)
+    _reports: list[QuarantineReport] = attrs.field(factory=list, init=False)
+    _requeues: dict[Cause, int] = attrs.field(factory=lambda: dict.fromkeys(Cause, 0), init=False)
+    pulled: int = attrs.field(default=0, init=False)
+
+    def pull(self, prompt: Prompt) -> Entry:
+        """Enter a prompt that just came from the source.
+
+        Raises:
+          SourceError: a group of this id is in the book already.
+        """
+        return self.enter(Entry(id=prompt.group_id, prompt=prompt))
+
+    def enter(self, entry: Entry) -> Entry:
+        """Enter a group in the state it is in: one just pulled, or one that a ledger remembers."""
+        if entry.id in self._entries:
+            raise SourceError(
+                f"the source gave prompt {entry.id.prompt!r} of epoch {entry.id.epoch} twice; its first group is "
+                f"{self._entries[entry.id].state.value}. Ids must be unique within an epoch"
+            )
+        self._entries[entry.id] = entry
+        self._counts[entry.state] += 1
+        self.pulled += 1
+        return entry
+
+    def count_earlier(self, *, acked: int, filtered: int, reports: tuple[QuarantineReport, ...]) -> None:
+        """Count groups that ended in an earlier run of the same ledger."""
+        self._counts[State.ACKED] += acked
+        self._counts[State.FILTERED] += filtered
+        self._counts[State.QUARANTINED] += len(reports)
+        self._reports.extend(reports)
+        self.pulled += acked + filtered + len(reports)
+
+    def apply(self, entry: Entry, event: Event) -> None:
+        """Move a group along the table; illegal events raise and change nothing."""
+        after = step(entry.state, event)
+        self._counts[entry.state] -= 1
+        self._counts[after] += 1
+        entry.state = after
+        if after in _THROUGH or after is State.QUARANTINED:
+            del self._entries[entry.id]
+
+    def start(self, entry: Entry) -> None:
+        """Begin the next attempt."""
+        self.apply(entry, Event.START)
+        entry.attempt += 1
+
+    def requeue(self, entry: Entry, cause: Cause, *, attempts: int, free: int) -> None:
+        """End the attempt without a result; the counts are those after it."""
+        self.apply(entry, Event.REQUEUE)
+        entry.attempts, entry.free = attempts, free
+        self._requeues[cause] += 1
+
+    def recycle(self, entry: Entry) -> None:
+        """Take a finished group back because it is too old: its trajectories are thrown away."""
+        self.apply(entry, Event.STALE)
+        entry.group = None
+        entry.recycles += 1
+        self._requeues[Cause.STALE] += 1
+
+    def finish(self, entry: Entry, group: Group) -> None:
+        """The attempt ended with this scored group."""
+        self.apply(entry, Event.FINISH)
+        entry.group = group
+        entry.free = 0
+
+    def quarantine(self, entry: Entry, cause: Cause, error: Failure) -> QuarantineReport:
+        """Give the group up."""
+        report = QuarantineReport(id=entry.id, cause=cause, attempts=entry.attempt, error=error)
+        self.apply(entry, Event.QUARANTINE)
+        self._reports.append(report)
+        return report
+
+    def count(self, state: State) -> int:
+        """How many groups are in this state."""
+        return self._counts[state]
+
+    @property
+    def requeues(self) -> dict[Cause, int]:
+        """Requeues so far, by cause."""
+        return dict(self._requeues)
+
+    @property
+    def reports(self) -> tuple[QuarantineReport, ...]:
+        """What was given up, in order."""
+        return tuple(self._reports)
+
+    def entries(self, *states: State) -> Iterator[Entry]:
+        """The groups in these states, in the order they were pulled."""
+        return iter([entry for entry in self._entries.values() if entry.state in states])

@@ -1,0 +1,94 @@
+"""A group's life as a table. No I/O, no clock; an illegal event raises and changes nothing."""
+
+import enum
+
+
+class State(enum.Enum):
+    """Where a group is. Every pulled group is in exactly one of these."""
+
+    WAITING = "waiting"
+    """Pulled, or requeued: it will be tried (again)."""
+    RUNNING = "running"
+    """An attempt is under way."""
+    READY = "ready"
+    """Finished; it waits for the trainer."""
+    DELIVERED = "delivered"
+    """Handed to the trainer, not acked yet."""
+    ACKED = "acked"
+    """The trainer's checkpoint has it: no restore goes back before it."""
+    FILTERED = "filtered"
+    """Finished and dropped by the user's filter."""
+    QUARANTINED = "quarantined"
+    """Given up, with its last error."""
+    RETURNED = "returned"
+    """Given back to the source at a drain."""
+
+
+class Event(enum.Enum):
+    """What can happen to a group."""
+
+    START = "start"
+    """An attempt begins."""
+    REQUEUE = "requeue"
+    """The attempt ended without a result."""
+    FINISH = "finish"
+    """The attempt ended with a scored group."""
+    FILTER = "filter"
+    """The scored group was dropped by the user's filter."""
+    QUARANTINE = "quarantine"
+    """No further attempt will be made."""
+    STALE = "stale"
+    """The trainer would get it now, but it is older than the staleness bound allows."""
+    DELIVER = "deliver"
+    """It is handed to the trainer."""
+    ACK = "ack"
+    """The trainer is done with it for ever."""
+    RESTORE = "restore"
+    """The trainer went back to an older checkpoint."""
+    RETURN = "return"
+    """The engine gives it back to the source."""
+
+
+TRANSITIONS: dict[State, dict[Event, State]] = {
+    State.WAITING: {
+        Event.START: State.RUNNING,
+        Event.QUARANTINE: State.QUARANTINED,
+        Event.RETURN: State.RETURNED,
+    },
+    State.RUNNING: {
+        Event.REQUEUE: State.WAITING,
+        Event.FINISH: State.READY,
+        Event.FILTER: State.FILTERED,
+        Event.QUARANTINE: State.QUARANTINED,
+        Event.RETURN: State.RETURNED,
+    },
+    State.READY: {
+        Event.DELIVER: State.DELIVERED,
+        Event.STALE: State.WAITING,
+        Event.RETURN: State.RETURNED,
+    },
+    State.DELIVERED: {
+        Event.ACK: State.ACKED,
+        Event.RESTORE: State.READY,
+    },
+    State.ACKED: {},
+    State.FILTERED: {},
+    State.QUARANTINED: {},
+    State.RETURNED: {},
+}
+
+
+class IllegalTransition(Exception):
+    """An event that a group in this state cannot have: a defect of the engine, never of its user."""
+
+
+def step(state: State, event: Event) -> State:
+    """The state after ``event``.
+
+    Raises:
+      IllegalTransition: the table has no such entry.
+    """
+    try:
+        return TRANSITIONS[state][event]
+    except KeyError:
+        raise IllegalTransition(f"a group that is {state.value} cannot {event.value}") from None

@@ -1,0 +1,86 @@
+"""From turns to training rows: turns whose prompt continues what was said before become one row.
+
+What lies between two answers (tool output, the next user message) is part of the response with mask 0. A turn whose prompt
+does not continue the row (the context was rewritten) begins a row of its own, so each sampled token is trained once.
+"""
+
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+
+from .enums import Status, Stop
+from .values import Segment, Turn, VersionSpan
+
+
+@attrs.define(eq=False)
+class _Row:
+    prompt: np.ndarray
+    tokens: list[np.ndarray]
+    masks: list[np.ndarray]
+    log_probs: list[np.ndarray]
+    versions: list[VersionSpan]
+    length: int = 0
+    text: str = ""
+
+    @classmethod
+    def begin(cls, turn: Turn) -> "_Row":
+        row = cls(prompt=turn.prompt_ids, tokens=[], masks=[], log_probs=[], versions=[])
+        row.answer(turn)
+        return row
+
+    def answer(self, turn: Turn) -> None:
+        size = len(turn.output_ids)
+        for start, stop, version in turn.versions:
+            self._add_span(self.length + start, self.length + stop, version)
+        self._append(turn.output_ids, np.ones(size, np.uint8), turn.log_probs)
+        self.text = turn.text
+
+    def context(self, ids: np.ndarray) -> None:
+        self._append(ids, np.zeros(len(ids), np.uint8), np.zeros(len(ids), np.float32))
+
+    def continues_with(self, prompt_ids: np.ndarray) -> bool:
+        so_far = len(self.prompt) + self.length
+        return len(prompt_ids) >= so_far and np.array_equal(
+            prompt_ids[:so_far], np.concatenate([self.prompt, *self.tokens])
+        )
+
+    def segment(self) -> Segment:
+        return Segment(
+            tokens=np.concatenate([self.prompt, *self.tokens]),
+            response_length=self.length,
+            loss_mask=np.concatenate(self.masks),
+            log_probs=np.concatenate(self.log_probs),
+            versions=tuple(self.versions),
+            text=self.text,
+        )
+
+    def _append(self, ids: np.ndarray, mask: np.ndarray, log_probs: np.ndarray) -> None:
+        self.tokens.append(ids)
+        self.masks.append(mask)
+        self.log_probs.append(log_probs)
+        self.length += len(ids)
+
+    def _add_span(self, start: int, stop: int, version: int) -> None:
+        if self.versions and self.versions[-1].stop == start and self.versions[-1].version == version:
+            self.versions[-1] = self.versions[-1]._replace(stop=stop)
+        else:
+            self.versions.append(VersionSpan(start, stop, version))
+
+
+def segments_of(turns: Sequence[Turn]) -> tuple[Segment, ...]:
+    """The training rows of a rollout's turns, in order."""
+    rows: list[_Row] = []
+    for turn in turns:
+        if rows and rows[-1].continues_with(turn.prompt_ids):
+            row = rows[-1]
+            row.context(turn.prompt_ids[len(row.prompt) + row.length :])
+            row.answer(turn)
+        else:
+            rows.append(_Row.begin(turn))
+    return tuple(row.segment() for row in rows)
+
+
+def status_of(stop: Stop) -> Status:
+    """The status that a last turn's stop reason means."""
+    return {Stop.STOP: Status.COMPLETED, Stop.LENGTH: Status.TRUNCATED, Stop.ABORT: Status.ABORTED}[stop]
