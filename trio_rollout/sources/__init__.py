@@ -1,0 +1,9 @@
+"""Where prompts come from: a JSONL file, any iterable, generated tasks. Each is a cursor that can be saved and restored."""
+
+from ._iterable import IterableSource as IterableSource
+from ._jsonl import JsonlSource as JsonlSource
+
+__all__ = [
+    "IterableSource",
+    "JsonlSource",
+]

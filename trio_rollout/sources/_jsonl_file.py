@@ -1,0 +1,200 @@
+"""A JSONL file on disk: one full check, then reads of single records by their byte offsets.
+
+Blocking, made for a thread. Kept in memory: 8 bytes a record, and 16 more where records have ids of their own; never the
+records. The file must not change while it is in use: every read compares its size and time of change.
+"""
+
+import os
+from array import array
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import BinaryIO
+
+import attrs
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from .._core.values import Prompt
+from ..errors import SourceError
+from ._record import Keys, prompt_of, record_id
+
+_BOM = b"\xef\xbb\xbf"
+_BUFFER = 1 << 20  # bytes; a scan reads the file once from end to end
+
+
+@attrs.frozen(kw_only=True)
+class FileMark:
+    """Which content a file had: its size in bytes and a digest."""
+
+    size: int
+    digest: str
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class JsonlFile:
+    """A checked file. ``starts`` are byte offsets of the records; record ``n`` ends before ``starts[n + 1]``."""
+
+    path: Path
+    keys: Keys
+    mark: FileMark
+    mtime_ns: int
+    starts: npt.NDArray[np.int64]
+    id_hashes: npt.NDArray[np.int64]
+    """Sorted hashes of the ids, and in ``id_records`` whose they are; both empty where ids are record numbers."""
+    id_records: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def read(self, wanted: Iterable[tuple[int, int]]) -> list[Prompt]:
+        """The prompts of these (epoch, record number) pairs, in their order.
+
+        Raises:
+          SourceError: the file is gone or has changed since it was checked.
+
+        """
+        try:
+            with self.path.open("rb", buffering=_BUFFER) as file:
+                self._require_unchanged(file)
+                return [
+                    prompt_of(self._record(file, number), self.keys, number=number, epoch=epoch)
+                    for epoch, number in wanted
+                ]
+        except (OSError, TypeError, ValueError) as error:
+            raise SourceError(f"{self.path}: could not be read again: {error}") from error
+
+    def record_of(self, prompt_id: str) -> int:
+        """The number of the record with this id.
+
+        Raises:
+          SourceError: there is none.
+
+        """
+        for number in self._candidates(prompt_id):
+            with self.path.open("rb") as file:
+                self._require_unchanged(file)
+                if record_id(self._record(file, number), self.keys, number) == prompt_id:
+                    return number
+        raise SourceError(f"{self.path}: has no prompt with the id {prompt_id!r}")
+
+    def _candidates(self, prompt_id: str) -> Iterator[int]:
+        if self.keys.id is None:
+            if prompt_id.isdecimal() and str(int(prompt_id)) == prompt_id and int(prompt_id) < len(self):
+                yield int(prompt_id)
+            return
+        wanted = hash(prompt_id)
+        first, stop = np.searchsorted(self.id_hashes, wanted, "left"), np.searchsorted(self.id_hashes, wanted, "right")
+        yield from map(int, self.id_records[first:stop])
+
+    def _record(self, file: BinaryIO, number: int) -> object:
+        start, stop = int(self.starts[number]), int(self.starts[number + 1])
+        file.seek(start)
+        return msgspec.json.decode(file.read(stop - start))
+
+    def _require_unchanged(self, file: BinaryIO) -> None:
+        now = os.fstat(file.fileno())
+        if (now.st_size, now.st_mtime_ns) != (self.mark.size, self.mtime_ns):
+            raise SourceError(
+                f"{self.path}: changed while it was in use: {self.mark.size} bytes when it was checked, {now.st_size} now"
+            )
+
+
+def require_file(path: Path) -> os.stat_result:
+    """Its status; a quick look before anything is read.
+
+    Raises:
+      SourceError: there is no such file, or it is empty.
+
+    """
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror or error}") from error
+    if path.is_dir():
+        raise SourceError(f"{path}: is a directory, not a JSONL file")
+    if status.st_size == 0:
+        raise SourceError(f"{path}: is empty")
+    return status
+
+
+def scan(path: Path, keys: Keys) -> JsonlFile:
+    """Read the whole file once and check every line.
+
+    Raises:
+      SourceError: the first line that is no prompt, two lines with one id, an empty or unreadable file; the message names
+        the file, the line and what is wrong.
+
+    """
+    status = require_file(path)
+    digest = blake2b(digest_size=16)
+    starts, hashes = array("q"), array("q")
+    offset = 0
+    try:
+        with path.open("rb", buffering=_BUFFER) as file:
+            for line_number, line in enumerate(file, 1):
+                digest.update(line)
+                text_at = len(_BOM) if line_number == 1 and line.startswith(_BOM) else 0
+                if not line[text_at:].isspace() and len(line) > text_at:
+                    prompt = _checked(path, line_number, line[text_at:], keys, len(starts))
+                    starts.append(offset + text_at)
+                    hashes.append(hash(prompt.id))
+                offset += len(line)
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror or error}") from error
+    if not starts:
+        raise SourceError(f"{path}: has no record, only blank lines")
+    starts.append(offset)
+    mark = FileMark(size=offset, digest=digest.hexdigest())
+    if offset != status.st_size:
+        raise SourceError(f"{path}: changed while it was read: {status.st_size} bytes at first, {offset} at the end")
+    return _indexed(path, keys, mark, status.st_mtime_ns, starts, hashes)
+
+
+def _checked(path: Path, line_number: int, line: bytes, keys: Keys, number: int) -> Prompt:
+    try:
+        return prompt_of(msgspec.json.decode(line), keys, number=number, epoch=0)
+    except msgspec.DecodeError as error:
+        raise SourceError(f"{path}, line {line_number}: is not JSON: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise SourceError(f"{path}, line {line_number}: {error}") from error
+
+
+def _indexed(
+    path: Path, keys: Keys, mark: FileMark, mtime_ns: int, starts: "array[int]", hashes: "array[int]"
+) -> JsonlFile:
+    found = np.frombuffer(hashes, np.int64) if keys.id is not None else np.empty(0, np.int64)
+    order = np.argsort(found, kind="stable")
+    index = JsonlFile(
+        path=path,
+        keys=keys,
+        mark=mark,
+        mtime_ns=mtime_ns,
+        starts=np.frombuffer(starts, np.int64),
+        id_hashes=found[order],
+        id_records=order,
+    )
+    _require_unique_ids(index)
+    return index
+
+
+def _require_unique_ids(index: JsonlFile) -> None:
+    """Equal ids have equal hashes; only records whose hashes meet are read again."""
+    (meeting,) = np.nonzero(index.id_hashes[1:] == index.id_hashes[:-1])
+    if not meeting.size:
+        return
+    seen: dict[str, int] = {}
+    with index.path.open("rb") as file:
+        for number in sorted({int(n) for at in meeting for n in index.id_records[at : at + 2]}):
+            found = record_id(index._record(file, number), index.keys, number)
+            if found in seen:
+                lines = [_line_at(file, int(index.starts[n])) for n in (seen[found], number)]
+                raise SourceError(f"{index.path}: lines {lines[0]} and {lines[1]} have the same id {found!r}")
+            seen[found] = number
+
+
+def _line_at(file: BinaryIO, offset: int) -> int:
+    """The number of the line, from 1, that holds this byte."""
+    file.seek(0)
+    return file.read(offset).count(b"\n") + 1
