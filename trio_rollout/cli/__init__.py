@@ -1,0 +1,5 @@
+"""The command line: the only place that reads argv, the environment and names of functions."""
+
+from ._entry import main as main
+
+__all__ = ["main"]

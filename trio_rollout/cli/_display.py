@@ -1,0 +1,99 @@
+"""Where a run's progress goes: a live display on a terminal, plain lines into a pipe or a file, or nowhere.
+
+Owns the terminal while it is open. Its methods block on the terminal (a paused one for as long as it is paused), so they
+are called in a thread.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Protocol, final
+
+import attrs
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from ._progress import Progress, live_rows, plain_line
+
+LIVE_EVERY_S = 0.25
+PLAIN_EVERY_S = 10.0
+
+
+class Display(Protocol):
+    """Shows progress and says lines."""
+
+    @property
+    def every_s(self) -> float:
+        """How often it wants to be shown the progress."""
+        ...
+
+    def show(self, progress: Progress) -> None:
+        """Show this moment."""
+        ...
+
+    def say(self, line: str) -> None:
+        """Print one line that stays."""
+        ...
+
+
+@final
+@attrs.frozen(eq=False)
+class PlainDisplay:
+    """One line each time; also what is said goes out as it is."""
+
+    console: Console
+    every_s: float = PLAIN_EVERY_S
+
+    def show(self, progress: Progress) -> None:
+        """Print the progress as one line."""
+        self.say(plain_line(progress))
+
+    def say(self, line: str) -> None:
+        """Print the line, whatever its length, without markup."""
+        self.console.print(Text(line), soft_wrap=True)
+
+
+@final
+@attrs.frozen(eq=False)
+class QuietDisplay:
+    """Shows nothing; what is said still comes out, because only what must be known is said."""
+
+    console: Console
+    every_s: float = 3600.0
+
+    def show(self, progress: Progress) -> None:
+        """Nothing."""
+
+    def say(self, line: str) -> None:
+        """Print the line, whatever its length, without markup."""
+        self.console.print(Text(line), soft_wrap=True)
+
+
+@final
+@attrs.frozen(eq=False)
+class LiveDisplay:
+    """A display that is drawn over itself; what is said scrolls past above it."""
+
+    live: Live
+    title: str
+    every_s: float = LIVE_EVERY_S
+
+    def show(self, progress: Progress) -> None:
+        """Redraw."""
+        self.live.update(live_rows(progress, self.title), refresh=True)
+
+    def say(self, line: str) -> None:
+        """Print the line above the display."""
+        self.live.console.print(Text(line), soft_wrap=True)
+
+
+@contextmanager
+def open_display(console: Console, *, title: str, quiet: bool, progress: bool) -> Generator[Display]:
+    """The display that fits the console and the options; the terminal is as it was on leaving."""
+    if quiet or not progress:
+        yield QuietDisplay(console)
+    elif not console.is_terminal:
+        yield PlainDisplay(console)
+    else:
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            yield LiveDisplay(live, title)

@@ -1,0 +1,70 @@
+"""The command ``trio-rollout``: its subcommands, and how an error becomes one clear line and an exit status."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from ..errors import RolloutError, SettingsError
+from ._outcome import ExitStatus
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for part in error.exceptions:
+            yield from _leaves(part)
+    else:
+        yield error
+
+
+def _line(error: BaseException) -> str:
+    """The message, or the type where there is none; notes belong to it."""
+    return "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
+
+
+class Interrupted(click.ClickException):
+    """Ctrl-C where nothing could be drained; click itself would call it a failure."""
+
+    exit_code = ExitStatus.INTERRUPTED
+
+
+def click_error(error: BaseException) -> click.ClickException | None:
+    """How the command line reports this: None means that it is a defect, whose traceback is wanted.
+
+    A setting out of its range came from an option, so it is a usage error; everything else that the package raises on
+    purpose is a failure of the run.
+    """
+    leaves = list(_leaves(error))
+    if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+        return Interrupted("interrupted")
+    if not all(isinstance(leaf, RolloutError) for leaf in leaves):
+        return None
+    message = "\n".join(dict.fromkeys(map(_line, leaves)))
+    if all(isinstance(leaf, SettingsError) for leaf in leaves):
+        return click.UsageError(message)
+    return click.ClickException(message)
+
+
+class Commands(click.Group):
+    """A group of commands that turns errors of the package into messages."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the subcommand.
+
+        Raises:
+          click.ClickException: the subcommand raised an error of the package; carries the exit status.
+
+        """
+        try:
+            return super().invoke(ctx)
+        except (RolloutError, KeyboardInterrupt, BaseExceptionGroup) as error:
+            reported = click_error(error)
+            if reported is None:
+                raise
+            raise reported from error
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="trio-rollout", prog_name="trio-rollout")
+def main() -> None:
+    """Rollouts for reinforcement learning of language models: run them, look at them, export them."""
