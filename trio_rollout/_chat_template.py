@@ -1,6 +1,6 @@
 """A model's chat template: Jinja in a sandbox, set up as transformers sets it up, so that both write the same text."""
 
-import datetime
+import datetime as dt
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Never, TypeAlias, final
@@ -14,12 +14,12 @@ import jinja2.sandbox
 
 from .errors import RequestRejected, SettingsError
 
-Clock: TypeAlias = Callable[[], datetime.datetime]
+Clock: TypeAlias = Callable[[], dt.datetime]
 
 
-def local_time() -> datetime.datetime:
+def local_time() -> dt.datetime:
     """The machine's local time, which templates with a date print."""
-    return datetime.datetime.now().astimezone()
+    return dt.datetime.now().astimezone()
 
 
 @final
@@ -28,7 +28,7 @@ class _Generation(jinja2.ext.Extension):
 
     tags = {"generation"}  # ruff: ignore[mutable-class-default]  jinja2's own declaration is an instance variable
 
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node | list[jinja2.nodes.Node]:
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node | list[jinja2.nodes.Node]:  # ruff: ignore[no-self-use]  overrides
         """The body of the block, as it is."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
@@ -54,7 +54,7 @@ def _environment(now: Clock) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_Generation, jinja2.ext.loopcontrols],
-        autoescape=False,  # ruff: ignore[jinja2-autoescape-false]  the output is text for a model, not HTML
+        autoescape=False,  # the output is text for a model, not HTML
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
@@ -110,7 +110,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self.special,
             )
-        except Exception as error:  # ruff: ignore[blind-except]  a template is a program of the model's maker
+        except Exception as error:  # a template is a program of the model's maker
             raise RequestRejected(f"the chat template of {self.origin} refused the messages: {error}") from error
 
     def _chosen(self, *, with_tools: bool) -> jinja2.Template:

@@ -115,7 +115,7 @@ def load_tokenizer(path: str | Path, *, now: Clock = local_time) -> Tokenizer:
 def _load_backend(file: Path) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
-    except Exception as error:  # ruff: ignore[blind-except]  the library raises bare Exception
+    except Exception as error:  # the library raises bare Exception
         raise SettingsError(f"tokenizer: {file} can't be loaded: {error}") from error
     # Saved with the training set's cut and padding; transformers switches both off for a plain call, too.
     backend.no_truncation()
