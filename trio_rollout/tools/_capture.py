@@ -1,0 +1,271 @@
+"""Captured commands: run to the end, keep the output, leave nothing behind.
+
+Owns one process group for the length of one call. Two stops belong to it: *expiry* (a time limit: SIGKILL at once) and a
+*cancel event* (SIGTERM, a grace, SIGKILL); both are results. An ambient cancellation does what a cancel event does, and
+then goes on as Cancelled.
+"""
+
+import enum
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import TypeAlias
+
+import attrs
+import trio
+
+from .._core.enums import Leftovers
+from ._child import Child, ExitStatus, Spawn
+from ._command import Argv, Command
+from ._direct import spawn_direct
+from ._errors import CommandSignalled, CommandTimeout
+from ._expiration import Expiration, StopKind, as_events
+from ._groups import bare_errors
+from ._limits import ExecLimits
+from ._retention import HeadBuffer, aggregate
+
+TIMEOUT_EXIT_CODE = 124
+CANCELLED_EXIT_CODE = 1
+
+OnChunk: TypeAlias = Callable[[str, bytes], None]
+"""Told of each piece of output: "stdout" or "stderr", and the bytes."""
+
+
+class CapturePolicy(enum.Enum):
+    """What applies to a captured command."""
+
+    SHELL = "shell"
+    """Its limits: time, cancel events, bytes kept."""
+    FULL_BUFFER = "full_buffer"
+    """Trusted callers only: nothing expires it and all of its output is kept. The drain stays bounded."""
+
+
+@attrs.frozen(kw_only=True)
+class Captured:
+    """How a command ended, and its output.
+
+    ``exit_code`` is 124 after a timeout and 1 after a cancel event; a command may return these by itself, so ``stop``
+    and ``timed_out`` tell. ``aggregated`` is stdout, then stderr. A stream is not ``complete`` when something still held it
+    open at the end of the drain, or when more was written than is kept (``omitted_bytes``).
+    """
+
+    exit_code: int
+    stop: StopKind
+    signal: int | None
+    stdout: bytes
+    stderr: bytes
+    aggregated: bytes
+    duration: float
+    stdout_complete: bool = True
+    stderr_complete: bool = True
+    omitted_bytes: int = 0
+    unreaped: bool = False
+    """Whether the proof that everything is dead did not come in time."""
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether its own time limit ended it: an observation for the model, not a failure of the rollout."""
+        return self.stop is StopKind.TIMED_OUT
+
+    @property
+    def stdout_text(self) -> str:
+        """Stdout as UTF-8; bytes that are none are replaced."""
+        return self.stdout.decode(errors="replace")
+
+    @property
+    def stderr_text(self) -> str:
+        """Stderr as UTF-8; bytes that are none are replaced."""
+        return self.stderr.decode(errors="replace")
+
+    def model_text(self) -> str:
+        """What the model is shown: both streams, after a line about the timeout if there was one."""
+        text = self.aggregated.decode(errors="replace")
+        if not (self.stdout_complete and self.stderr_complete):
+            text += f"\n[capture stopped: {self.omitted_bytes} bytes omitted, or a process still held the output open]"
+        if self.timed_out:
+            text = f"command timed out after {round(self.duration * 1000)} milliseconds\n{text}"
+        return text
+
+
+@attrs.frozen(kw_only=True)
+class CapturePlan:
+    """Everything about one captured command but what to run."""
+
+    expiration: Expiration = attrs.field(factory=Expiration)
+    policy: CapturePolicy = CapturePolicy.SHELL
+    leftovers: Leftovers = Leftovers.KILL
+    limits: ExecLimits = attrs.field(factory=ExecLimits)
+    on_chunk: OnChunk | None = None
+
+    @property
+    def capture_bytes(self) -> int | None:
+        """How much is kept of a stream, and of both."""
+        return None if self.policy is CapturePolicy.FULL_BUFFER else self.limits.capture_bytes
+
+
+class _Output:
+    """Reads one stream to its end, past what is kept, so that the writer never waits for us."""
+
+    def __init__(self, name: str, stream: trio.abc.ReceiveStream | None, plan: CapturePlan) -> None:
+        self.buffer = HeadBuffer(plan.capture_bytes)
+        self.complete = stream is None
+        self._name, self._stream, self._plan = name, stream, plan
+        self._deltas = 0
+
+    async def read(self) -> None:
+        if self._stream is None:
+            return
+        while chunk := await self._stream.receive_some(self._plan.limits.delta_bytes):
+            self.buffer.append(chunk)
+            if self._plan.on_chunk is not None and self._deltas < self._plan.limits.max_deltas:
+                self._deltas += 1
+                self._plan.on_chunk(self._name, bytes(chunk))
+        self.complete = not self.buffer.dropped
+
+
+async def _cancel_when_set(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel("a cancel event of the command was set")
+
+
+async def _wait_for_stop(child: Child, plan: CapturePlan, started: float) -> StopKind:
+    expiration = plan.expiration if plan.policy is CapturePolicy.SHELL else Expiration()
+    with trio.CancelScope(deadline=expiration.deadline(started)):
+        async with trio.open_nursery() as race:
+            for event in expiration.cancels:
+                race.start_soon(_cancel_when_set, event, race.cancel_scope)
+            await child.wait_exited()
+            race.cancel_scope.cancel("the command exited")
+    return expiration.classify(exited=child.exited() is not None)
+
+
+async def _terminate_gracefully(child: Child, grace: float) -> None:
+    """SIGTERM to the group, up to ``grace`` seconds for its leader, then SIGKILL to whatever is left of the group.
+
+    The grace is the leader's: once it has gone, its descendants get no further time.
+    """
+    if child.signal_group(signal.SIGTERM):
+        with trio.move_on_after(grace):
+            await child.wait_exited()
+    child.signal_group(signal.SIGKILL)
+
+
+async def capture(spawn: Spawn, command: Command, plan: CapturePlan) -> Captured:
+    """Run ``command`` through ``spawn`` to its end. See ``run_captured``."""
+    started = trio.current_time()
+    child = await spawn(command)
+    outputs = (_Output("stdout", child.stdout, plan), _Output("stderr", child.stderr, plan))
+    stop: StopKind | None = None
+    reaped = False
+    try:
+        with bare_errors():
+            async with trio.open_nursery() as readers:
+                for output in outputs:
+                    readers.start_soon(output.read)
+                stop = await _wait_for_stop(child, plan, started)
+                duration = trio.current_time() - started
+                await _end(child, plan, stop)
+                readers.cancel_scope.deadline = trio.current_time() + plan.limits.io_drain
+    finally:
+        with trio.move_on_after(plan.limits.term_grace + plan.limits.teardown, shield=True):
+            if stop is None:
+                await _terminate_gracefully(child, plan.limits.term_grace)
+            spare = stop is StopKind.EXITED and plan.leftovers is Leftovers.KEEP
+            reaped = await child.release(spare=spare)
+        child.close()
+    return _captured(plan, stop, child.exited(), outputs, duration, unreaped=not reaped)
+
+
+async def _end(child: Child, plan: CapturePlan, stop: StopKind) -> None:
+    """Kill the command as its kind of stop asks.
+
+    Before the drain: where escapees are contained, nobody is left then who could hold the output open.
+    """
+    if stop is StopKind.CANCELLED:
+        await _terminate_gracefully(child, plan.limits.term_grace)
+    if stop is not StopKind.EXITED:
+        with trio.move_on_after(plan.limits.teardown):
+            await child.release()
+
+
+def _captured(
+    plan: CapturePlan,
+    stop: StopKind,
+    status: ExitStatus | None,
+    outputs: tuple[_Output, _Output],
+    duration: float,
+    *,
+    unreaped: bool,
+) -> Captured:
+    out, err = outputs
+    codes = {StopKind.TIMED_OUT: TIMEOUT_EXIT_CODE, StopKind.CANCELLED: CANCELLED_EXIT_CODE}
+    natural = status or ExitStatus(None)
+    return Captured(
+        exit_code=codes.get(stop, natural.exit_code),
+        stop=stop,
+        signal=natural.signal if stop is StopKind.EXITED else None,
+        stdout=out.buffer.kept,
+        stderr=err.buffer.kept,
+        aggregated=aggregate(out.buffer.kept, err.buffer.kept, plan.capture_bytes),
+        duration=duration,
+        stdout_complete=out.complete,
+        stderr_complete=err.complete,
+        omitted_bytes=out.buffer.dropped + err.buffer.dropped,
+        unreaped=unreaped,
+    )
+
+
+def checked(result: Captured, command: Command) -> Captured:
+    """The result, unless it timed out or died of a signal."""
+    if result.timed_out:
+        raise CommandTimeout(f"{command.argv[0]}: timed out after {result.duration:.3f} s", result=result)
+    if result.signal is not None:
+        raise CommandSignalled(f"{command.argv[0]}: killed by signal {result.signal}", result=result)
+    return result
+
+
+async def run_captured(
+    argv: Argv,
+    *,
+    cwd: str | PathLike[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,  # noqa: ASYNC109  expiry is a result here, unlike a cancelled scope
+    cancel: trio.Event | Sequence[trio.Event] = (),
+    leftovers: Leftovers = Leftovers.KILL,
+    policy: CapturePolicy = CapturePolicy.SHELL,
+    limits: ExecLimits | None = None,
+    on_chunk: OnChunk | None = None,
+    check: bool = False,
+) -> Captured:
+    """Run a command to its end and keep what it wrote.
+
+    ``argv`` is never read by a shell; stdin is the null device; ``env`` replaces the environment (None: a minimal one,
+    nothing of the host's); ``cwd`` None is the host's current directory. It runs in a process group of its own.
+
+    Blocks until the command has exited, its output is drained (at most ``limits.io_drain`` after its exit, if something
+    still holds it open), and the group is killed and its leader reaped. After ``timeout`` seconds the group is killed: a
+    result with exit code 124. When an event of ``cancel`` is set it gets SIGTERM, ``limits.term_grace`` and SIGKILL: a
+    result with exit code 1. Cancelled from outside, the same happens before Cancelled goes on, within
+    ``limits.teardown``.
+
+    Outside a rollout nothing but the group is reached: a descendant that called ``setsid`` **lives on**. Use
+    ``open_rollout_tools`` to contain those too.
+
+    Raises:
+      SpawnError: it could not be started.
+      ValueError: argv is empty, or leftovers are to be kept although there is no rollout that could own them.
+      CommandTimeout, CommandSignalled: with ``check``.
+
+    """
+    if leftovers is Leftovers.KEEP:
+        raise ValueError("leftovers=KEEP needs a rollout: without one, nobody would ever end what is left running")
+    plan = CapturePlan(
+        expiration=Expiration(timeout=timeout, cancels=as_events(cancel)),
+        policy=policy,
+        leftovers=leftovers,
+        limits=limits or ExecLimits(),
+        on_chunk=on_chunk,
+    )
+    command = Command(argv=argv, cwd=cwd, env=env)
+    result = await capture(spawn_direct, command, plan)
+    return checked(result, command) if check else result

@@ -1,0 +1,118 @@
+"""Commands as children of this very process: for those who run one outside a rollout.
+
+A process group is all that contains them: a descendant that calls ``setsid`` leaves it and lives on.
+"""
+
+import os
+import signal
+import subprocess  # ruff: ignore[suspicious-subprocess-import]  its constants only
+from typing import final
+
+import attrs
+import trio
+
+from ._child import ExitStatus
+from ._command import Command
+from ._errors import SpawnError
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class DirectChild:
+    """A child process of the host, observed through a pidfd of our own so that nothing reaps it early.
+
+    Even ``repr(process)`` of Trio's process reaps: nothing but ``release`` may touch it.
+    """
+
+    _process: trio.Process
+    _pidfd: int | None
+    pid: int
+    stdout: trio.abc.ReceiveStream
+    stderr: trio.abc.ReceiveStream | None
+    stdin: trio.abc.SendStream | None = None
+    _status: ExitStatus | None = None
+
+    def exited(self) -> ExitStatus | None:
+        """How the leader ended, if it has."""
+        if self._status is None:
+            info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            self._status = ExitStatus.of(info) if info is not None else None
+        return self._status
+
+    async def wait_exited(self) -> ExitStatus:
+        """Wait for the leader's exit."""
+        while (status := self.exited()) is None:
+            if self._pidfd is None:
+                raise AssertionError(f"process {self.pid} was released before its exit was seen")
+            await trio.lowlevel.wait_readable(self._pidfd)
+        return status
+
+    def signal_group(self, number: signal.Signals) -> bool:
+        """Signal the group, unless the leader was reaped."""
+        if self._pidfd is None:
+            return False
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    async def release(self, *, spare: bool = False) -> bool:
+        """Kill the group and reap the leader."""
+        if self._pidfd is None:
+            return True
+        if spare:
+            raise AssertionError("a command without a rollout has nobody to leave processes to")
+        self.signal_group(signal.SIGKILL)
+        await self.wait_exited()
+        os.close(self._pidfd)
+        self._pidfd = None
+        await self._process.wait()  # at once: it is a zombie
+        return True
+
+    def close(self) -> None:
+        """Close the streams."""
+        for stream in (self._process.stdout, self._process.stderr):
+            if isinstance(stream, trio.lowlevel.FdStream):
+                stream.close()
+
+
+async def spawn_direct(command: Command) -> DirectChild:
+    """Start ``command`` in a session and process group of its own, its stdin the null device.
+
+    Blocks for the start (a worker thread forks). Cancelled, the process is killed and reaped.
+
+    Raises:
+      SpawnError: it could not be started.
+
+    """
+    if command.tty or command.rlimits:
+        raise AssertionError("terminals and resource limits need the supervisor")
+    try:
+        process = await trio.lowlevel.open_process(
+            command.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if command.merge_stderr else subprocess.PIPE,
+            cwd=command.cwd,
+            env=command.env,
+            start_new_session=True,
+            umask=command.umask,
+        )
+    except OSError as error:
+        raise SpawnError(f"{command.argv[0]}: could not be started: {error}", errno=error.errno) from error
+    return await _observed(process)
+
+
+async def _observed(process: trio.Process) -> DirectChild:
+    """Wrap a fresh process. No checkpoint happens before somebody owns it."""
+    if process.stdout is None:
+        raise AssertionError("stdout was asked for as a pipe")
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        with trio.CancelScope(shield=True):  # bounded by the kill above
+            await process.wait()
+        raise SpawnError(f"process {process.pid} can't be watched: {error}", errno=error.errno) from error
+    return DirectChild(process, pidfd, process.pid, process.stdout, process.stderr)
