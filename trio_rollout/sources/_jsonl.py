@@ -80,6 +80,11 @@ class JsonlSource:
     def __repr__(self) -> str:
         return f"<JsonlSource {str(self.path)!r} epoch {self._epoch}, position {self._position}, {len(self._returned)} returned>"
 
+    @property
+    def total(self) -> int | None:
+        """Prompts in all epochs; None before the file was checked, and without an end."""
+        return None if self._file is None or self.epochs is None else len(self._file) * self.epochs
+
     async def check(self) -> None:
         """Read and check the whole file, once; ``take`` does it if nobody has.
 
