@@ -104,6 +104,7 @@ class Recovered:
     """What a ledger remembers of the runs before this one; empty for a new one.
 
     ``ready`` holds finished groups in their order; ``delivered`` those handed out and not acked, with their step.
+    ``acked_step`` is the highest step that was acked: no restore may go back to it.
     """
 
     source_state: Mapping[str, object] | None = None
@@ -115,3 +116,4 @@ class Recovered:
     acked: int = 0
     next_step: int = 0
     weight_version: int | None = None
+    acked_step: int | None = None

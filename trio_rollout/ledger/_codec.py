@@ -1,0 +1,218 @@
+"""Values of the engine as msgpack, and back: prompts, groups, failures.
+
+Arrays are stored as their bytes, 4 a token. Every value comes back equal to itself (tuples in user data: as lists).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._core.enums import Cause, Status, Stop
+from .._core.sampling import SamplingParams
+from .._core.values import Failure, Group, GroupId, Prompt, Segment, Trajectory, VersionSpan
+from ..errors import LedgerError
+from ._userdata import UnencodableError, array, array_from, packed, plain, text, unpacked
+
+
+def _named(field: str, encode: Callable[[Any], object], value: object) -> object:
+    try:
+        return encode(value)
+    except UnencodableError as error:
+        error.path.insert(0, field)
+        raise
+
+
+def _raw(value: npt.NDArray[Any], dtype: str) -> bytes:
+    return value.astype(dtype, copy=False).tobytes()
+
+
+def _sampling(params: SamplingParams) -> dict[str, object]:
+    return {
+        "max_new_tokens": params.max_new_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "min_p": params.min_p,
+        "stop": [text(item) for item in params.stop],
+        "stop_token_ids": list(params.stop_token_ids),
+        "ignore_eos": params.ignore_eos,
+        "skip_special_tokens": params.skip_special_tokens,
+        "sampling_seed": _named("sampling_seed", plain, params.sampling_seed),
+        "extra": _named("sampling.extra", plain, params.extra),
+    }
+
+
+def _prompt(prompt: Prompt) -> dict[str, object]:
+    ids = prompt.input_ids
+    return {
+        "id": text(prompt.id),
+        "epoch": prompt.epoch,
+        "input_ids": None if ids is None else _raw(ids, "<i4"),
+        "text": None if prompt.text is None else text(prompt.text),
+        "messages": _named("messages", plain, prompt.messages),
+        "label": _named("label", plain, prompt.label),
+        "metadata": _named("metadata", plain, prompt.metadata),
+        "extra": _named("extra", plain, prompt.extra),
+        "sampling": None if prompt.sampling is None else _sampling(prompt.sampling),
+    }
+
+
+def _prompt_from(stored: dict[str, Any]) -> Prompt:
+    ids, sampling = stored.pop("input_ids"), stored.pop("sampling")
+    return Prompt(
+        input_ids=None if ids is None else np.frombuffer(ids, "<i4"),
+        sampling=None if sampling is None else SamplingParams(**sampling),
+        **stored,
+    )
+
+
+def _failure(failure: Failure) -> dict[str, object]:
+    return {
+        "cause": failure.cause.value,
+        "type": text(failure.type),
+        "message": text(failure.message),
+        "traceback": text(failure.traceback),
+        "group": None if failure.group is None else [failure.group.epoch, text(failure.group.prompt)],
+        "attempt": failure.attempt,
+    }
+
+
+def _failure_from(stored: dict[str, Any]) -> Failure:
+    cause, group = Cause(stored.pop("cause")), stored.pop("group")
+    return Failure(cause=cause, group=None if group is None else GroupId(*group), **stored)
+
+
+def _segment(segment: Segment) -> dict[str, object]:
+    return {
+        "tokens": _raw(segment.tokens, "<i4"),
+        "response_length": segment.response_length,
+        "loss_mask": _raw(segment.loss_mask, "u1"),
+        "log_probs": _raw(segment.log_probs, "<f4"),
+        "versions": [list(span) for span in segment.versions],
+        "text": text(segment.text),
+        "extras": {
+            name: _named(f"extras[{name!r}]", array, np.asarray(value)) for name, value in segment.extras.items()
+        },
+    }
+
+
+def _segment_from(stored: dict[str, Any]) -> Segment:
+    return Segment(
+        tokens=np.frombuffer(stored["tokens"], "<i4"),
+        response_length=stored["response_length"],
+        loss_mask=np.frombuffer(stored["loss_mask"], "u1"),
+        log_probs=np.frombuffer(stored["log_probs"], "<f4"),
+        versions=tuple(VersionSpan(*span) for span in stored["versions"]),
+        text=stored["text"],
+        extras={name: array_from(value) for name, value in stored["extras"].items()},
+    )
+
+
+def _trajectory(row: Trajectory, of_group: dict[str, object], prompt: Prompt) -> dict[str, object]:
+    own = of_group if row.prompt is prompt else _prompt(row.prompt)
+    return {
+        "prompt": None if own is of_group or packed(own) == packed(of_group) else own,
+        "index": row.index,
+        "segments": [_named(f"segments[{place}].", _segment, segment) for place, segment in enumerate(row.segments)],
+        "status": row.status.value,
+        "stop": row.stop.value,
+        "reward": _named("reward", plain, row.reward),
+        "turns": row.turns,
+        "metadata": _named("metadata", plain, row.metadata),
+        "error": None if row.error is None else _failure(row.error),
+    }
+
+
+def _trajectory_from(stored: dict[str, Any], prompt: Prompt) -> Trajectory:
+    own, error = stored.pop("prompt"), stored.pop("error")
+    return Trajectory(
+        prompt=prompt if own is None else _prompt_from(own),
+        segments=tuple(map(_segment_from, stored.pop("segments"))),
+        status=Status(stored.pop("status")),
+        stop=Stop(stored.pop("stop")),
+        error=None if error is None else _failure_from(error),
+        **stored,
+    )
+
+
+def _group(group: Group) -> dict[str, object]:
+    prompt = _prompt(group.prompt)
+
+    def encode(row: Trajectory) -> object:
+        return _trajectory(row, prompt, group.prompt)
+
+    rows = [_named(f"trajectories[{place}].", encode, row) for place, row in enumerate(group.trajectories)]
+    return {
+        "prompt": prompt,
+        "id": [group.id.epoch, text(group.id.prompt)],
+        "attempt": group.attempt,
+        "trajectories": rows,
+    }
+
+
+def _encoded(what: str, encode: Callable[[Any], object], value: object) -> bytes:
+    try:
+        return packed(encode(value))
+    except UnencodableError as error:
+        raise LedgerError(f"{what} can't be written to the ledger: {error}") from None
+    except (OverflowError, TypeError, ValueError) as error:
+        raise LedgerError(f"{what} can't be written to the ledger: {error}") from error
+
+
+def encode_prompt(prompt: Prompt) -> bytes:
+    """A prompt as msgpack.
+
+    Raises:
+      LedgerError: names the prompt and the part of it that can't be stored.
+
+    """
+    return _encoded(f"prompt {prompt.group_id}", _prompt, prompt)
+
+
+def decode_prompt(data: bytes | memoryview) -> Prompt:
+    """The prompt of ``encode_prompt``."""
+    return _prompt_from(unpacked(data))
+
+
+def encode_group(group: Group) -> bytes:
+    """A group as msgpack.
+
+    Raises:
+      LedgerError: names the group, the trajectory and the key that can't be stored.
+
+    """
+    return _encoded(f"group {group.id}", _group, group)
+
+
+def decode_group(data: bytes | memoryview) -> Group:
+    """The group of ``encode_group``; equal to it, arrays read-only."""
+    stored = unpacked(data)
+    prompt = _prompt_from(stored["prompt"])
+    return Group(
+        id=GroupId(*stored["id"]),
+        attempt=stored["attempt"],
+        prompt=prompt,
+        trajectories=tuple(_trajectory_from(row, prompt) for row in stored["trajectories"]),
+    )
+
+
+def prompt_of_group(data: bytes | memoryview) -> bytes:
+    """The encoded prompt inside an encoded group."""
+    return encode_prompt(_prompt_from(unpacked(data)["prompt"]))
+
+
+def encode_failure(failure: Failure) -> bytes:
+    """A failure as msgpack."""
+    return _encoded("a failure", _failure, failure)
+
+
+def decode_failure(data: bytes) -> Failure:
+    """The failure of ``encode_failure``."""
+    return _failure_from(unpacked(data))
+
+
+def encode_data(what: str, value: Mapping[str, object] | list[Any]) -> bytes:
+    """User data (a source's state, rewards) as msgpack; ``what`` names it in the error."""
+    return _encoded(what, plain, value)

@@ -1,0 +1,176 @@
+"""The disk as the ledger sees it: a directory of segment files, a database and a lock. A simulation has another one.
+
+Every call blocks, and is made from one worker thread at a time.
+"""
+
+import fcntl
+import os
+from contextlib import contextmanager
+from collections.abc import Generator
+from pathlib import Path
+from typing import Protocol, final
+
+import apsw
+import attrs
+
+from ..errors import LedgerError
+
+DATABASE = "ledger.db"
+_LOCK = "lock"
+
+
+class Disk(Protocol):
+    """A directory. Names are those of its own files; nothing is durable before ``sync`` or ``sync_names``."""
+
+    def connect(self) -> apsw.Connection:
+        """Open the database for writing, creating it if need be."""
+        ...
+
+    def lock(self) -> None:
+        """Take the directory for this process.
+
+        Raises:
+          LedgerError: a living process has it.
+
+        """
+        ...
+
+    def unlock(self) -> None:
+        """Let go of the directory."""
+        ...
+
+    def names(self) -> list[str]:
+        """The files of the directory."""
+        ...
+
+    def size(self, name: str) -> int:
+        """Bytes of a file."""
+        ...
+
+    def write(self, name: str, offset: int, data: bytes) -> None:
+        """Write at an offset, creating the file if need be."""
+        ...
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """Up to ``length`` bytes from an offset."""
+        ...
+
+    def truncate(self, name: str, length: int) -> None:
+        """Cut a file."""
+        ...
+
+    def rename(self, name: str, to: str) -> None:
+        """Give a file another name."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove a file."""
+        ...
+
+    def sync(self, name: str) -> None:
+        """Make a file's content durable."""
+        ...
+
+    def sync_names(self) -> None:
+        """Make creations, renames and deletions durable."""
+        ...
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class RealDisk:
+    """A directory of a file system."""
+
+    path: Path
+    _lock: int | None = attrs.field(default=None, init=False)
+    _open: dict[str, int] = attrs.field(factory=dict, init=False)
+
+    def _file(self, name: str) -> int:
+        """The file's descriptor; one stays open, that of the segment which is being written."""
+        if name not in self._open:
+            self._close_all()
+            self._open[name] = os.open(self.path / name, os.O_RDWR | os.O_CREAT, 0o644)
+        return self._open[name]
+
+    def _close_all(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def connect(self) -> apsw.Connection:
+        return apsw.Connection(os.fspath(self.path / DATABASE))
+
+    def lock(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        with _directory(self.path.parent) as fd:
+            os.fsync(fd)
+        fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
+            os.close(fd)
+            raise LedgerError(
+                f"ledger {self.path} is in use by process {holder}: stop that run, or use another directory"
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        self._lock = fd
+
+    def unlock(self) -> None:
+        self._close_all()
+        if self._lock is not None:
+            os.close(self._lock)  # the file stays: deleting it would let two processes lock two files of one name
+            self._lock = None
+
+    def names(self) -> list[str]:
+        return sorted(os.listdir(self.path))
+
+    def size(self, name: str) -> int:
+        return (self.path / name).stat().st_size
+
+    def write(self, name: str, offset: int, data: bytes) -> None:
+        fd, rest = self._file(name), memoryview(data)
+        while rest:
+            done = os.pwrite(fd, rest, offset)
+            offset, rest = offset + done, rest[done:]
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        return read_at(self.path / name, offset, length)
+
+    def truncate(self, name: str, length: int) -> None:
+        os.ftruncate(self._file(name), length)
+
+    def rename(self, name: str, to: str) -> None:
+        self._close_all()
+        (self.path / name).rename(self.path / to)
+
+    def delete(self, name: str) -> None:
+        self._close_all()
+        (self.path / name).unlink()
+
+    def sync(self, name: str) -> None:
+        os.fdatasync(self._file(name))
+
+    def sync_names(self) -> None:
+        with _directory(self.path) as fd:
+            os.fsync(fd)
+
+
+@contextmanager
+def _directory(path: Path) -> Generator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def read_at(path: Path, offset: int, length: int) -> bytes:
+    """Up to ``length`` bytes of a file from an offset."""
+    with path.open("rb", buffering=0) as file:
+        parts: list[bytes] = []
+        file.seek(offset)
+        while length and (part := file.read(length)):
+            parts.append(part)
+            length -= len(part)
+        return b"".join(parts)

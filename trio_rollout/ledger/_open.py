@@ -1,0 +1,114 @@
+"""open_ledger: a ledger on disk as a scope, with its one writer inside."""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TypeVar, final
+
+import attrs
+import trio
+
+from .._core.events import Event, Recovered, RunIdentity
+from .._service import open_service
+from ..errors import LedgerError
+from ._disk import Disk, RealDisk
+from ._group_commit import BatchLimits, GroupCommit
+from ._io import RunIO, run_io
+from ._records import Record, record_of, size_of
+from ._store import Store
+
+T = TypeVar("T")
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class DiskLedger:
+    """The engine's memory on disk. Got from ``open_ledger``."""
+
+    _store: Store
+    _io: RunIO
+    _limits: BatchLimits
+    _limiter: trio.CapacityLimiter = attrs.field(factory=partial(trio.CapacityLimiter, 1), init=False)
+    _commits: GroupCommit[Record] = attrs.field(init=False)
+    _begun: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._commits = GroupCommit(self._write, self._limits)
+
+    async def begin(self, identity: RunIdentity) -> Recovered:
+        """Bind the ledger to a run and return what it remembers.
+
+        Blocks while it is read. Cancelled, the ledger may be bound to the run; that is all.
+
+        Raises:
+          LedgerError: it belongs to another run, or is damaged.
+
+        """
+        found = await self._run(partial(self._store.begin, identity))
+        self._begun = True
+        return found
+
+    async def record(self, events: Sequence[Event]) -> None:
+        """Write these events in one transaction.
+
+        Blocks until they are on disk. Cancelled before the write was accepted, nothing is written; later it waits for
+        the write's end and returns normally.
+
+        Raises:
+          LedgerError: the events contradict what the ledger knows or hold data that can't be stored (then only they are
+            refused), or this write or one before it failed (then nothing will ever be written again).
+
+        """
+        if not self._begun:
+            raise LedgerError(f"ledger {self._store.where}: nothing can be recorded before begin()")
+        record = record_of(events)
+        await self._commits.submit(record, size_of(record))
+
+    async def _write(self, batch: Sequence[Record]) -> Sequence[LedgerError | None]:
+        return await self._run(partial(self._store.commit, batch))
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        return await self._io(call, limiter=self._limiter)
+
+    async def _serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        task_status.started()
+        await self._commits.serve()
+
+    async def _leave(self, _: object, error: BaseException | None) -> None:
+        self._commits.refuse(LedgerError(f"ledger {self._store.where} is closed"))
+        await trio.lowlevel.checkpoint()
+
+
+@asynccontextmanager
+async def open_ledger(
+    path: str | PathLike[str],
+    *,
+    keep_acked: bool = False,
+    limits: BatchLimits | None = None,
+    disk: Disk | None = None,
+    io: RunIO = run_io,
+) -> AsyncGenerator[DiskLedger]:
+    """A durable ledger in a directory, which is created if need be.
+
+    ``keep_acked`` keeps acked groups for ``trio-rollout export``; otherwise their space is reclaimed. ``disk`` and
+    ``io`` are for simulations. Entering blocks while what an earlier run left is made consistent; leaving blocks for
+    the write that was accepted, and for closing the database.
+
+    Raises:
+      LedgerError: the ledger is in use by a living process, of a newer format, or damaged.
+
+    """
+    where = fspath(path)
+    ledger = DiskLedger(
+        Store(where=where, disk=disk or RealDisk(Path(where)), keep_acked=keep_acked), io, limits or BatchLimits()
+    )
+    store = ledger._store
+    await ledger._run(store.open)
+    try:
+        async with open_service(ledger._serve, ledger._leave):
+            yield ledger
+    finally:
+        with trio.CancelScope(shield=True):  # unbounded like the write it ends: a thread can't be left behind
+            await ledger._run(store.close)

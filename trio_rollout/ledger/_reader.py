@@ -1,0 +1,191 @@
+"""Reading a ledger without disturbing the run that writes it: synchronous, read-only, nothing is locked.
+
+Rows are read in small snapshots, so that a long export never keeps the writer from tidying its log. A body that the run
+has reclaimed or moved meanwhile is looked up again.
+"""
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, final
+
+import apsw
+import attrs
+
+from .._core.enums import Cause
+from .._core.events import RunIdentity
+from .._core.lifecycle import State
+from .._core.values import Failure, Group, GroupId, Prompt, QuarantineReport
+from ..errors import LedgerError
+from . import _schema
+from ._codec import decode_failure, decode_group, decode_prompt
+from ._disk import DATABASE, read_at
+from ._place import Inline, Place
+from ._recover import quarantined
+from ._rows import place_of
+from ._segments import name_of
+from ._userdata import unpacked
+
+_PAGE = 256
+_WITH_GROUP = (State.READY, State.DELIVERED, State.ACKED)
+
+
+@attrs.frozen(kw_only=True)
+class GroupSummary:
+    """One group without its tokens. ``attempts`` counts those used up, ``attempt`` is the last one's number."""
+
+    id: GroupId
+    state: State
+    attempt: int
+    attempts: int
+    step: int | None
+    cause: Cause | None
+    reason: str | None
+    oldest_version: int | None
+    newest_version: int | None
+    rewards: tuple[Any, ...]
+    error: Failure | None
+
+
+def _summary(row: tuple[Any, ...]) -> GroupSummary:
+    _, epoch, prompt, state, attempt, attempts, step, cause, reason, oldest, newest, rewards, error = row
+    return GroupSummary(
+        id=GroupId(epoch, prompt),
+        state=State(state),
+        attempt=attempt,
+        attempts=attempts,
+        step=step,
+        cause=None if cause is None else Cause(cause),
+        reason=reason,
+        oldest_version=oldest,
+        newest_version=newest,
+        rewards=() if rewards is None else tuple(unpacked(rewards)),
+        error=None if error is None else decode_failure(error),
+    )
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class LedgerReader:
+    """A ledger's content. Got from ``read_ledger``."""
+
+    _path: Path
+    _db: apsw.Connection
+
+    def identity(self) -> RunIdentity | None:
+        """The run that the ledger belongs to; None if none has begun."""
+        source = _schema.get(self._db, "source")
+        if not isinstance(source, str):
+            return None
+        return RunIdentity(source=source, samples_per_prompt=_schema.get_int(self._db, "samples_per_prompt"))
+
+    def counts(self) -> dict[State, int]:
+        """Groups in each state; acked and filtered ones count even when their rows were reclaimed."""
+        found = {
+            State(name): count for name, count in self._db.execute("SELECT state, count(*) FROM groups GROUP BY 1")
+        }
+        ended = {state: _schema.get_int(self._db, state.value) for state in (State.ACKED, State.FILTERED)}
+        states = (State.WAITING, State.READY, State.DELIVERED, State.QUARANTINED)
+        return {state: found.get(state, 0) for state in states} | ended
+
+    def next_step(self) -> int:
+        """The step that the next new batch will get."""
+        return _schema.get_int(self._db, "next_step")
+
+    def weight_version(self) -> int | None:
+        """The newest weight version that was recorded."""
+        version = _schema.get(self._db, "weight_version")
+        return version if isinstance(version, int) else None
+
+    def summaries(self, *states: State) -> Iterator[GroupSummary]:
+        """The groups in these states (none given: in any), in the order they were pulled."""
+        return map(_summary, self._rows(states))
+
+    def _rows(self, states: tuple[State, ...]) -> Iterator[tuple[Any, ...]]:
+        wanted = tuple(state.value for state in states or State)
+        query = (
+            "SELECT seq, epoch, prompt, state, attempt, attempts, step, cause, reason, oldest, newest, rewards, error "
+            f"FROM groups WHERE seq > ? AND state IN ({', '.join('?' * len(wanted))}) ORDER BY seq LIMIT {_PAGE}"
+        )
+        last = -1
+        while page := self._db.execute(query, (last, *wanted)).fetchall():
+            last = page[-1][0]
+            yield from page
+
+    def groups(self, *states: State) -> Iterator[tuple[State, Group]]:
+        """The finished groups in these states (none given: ready, delivered and acked), in the order they were pulled.
+
+        A group that the run reclaims or takes back while this reads is left out.
+        """
+        for row in self._rows(states or _WITH_GROUP):
+            found = self._body(GroupId(*row[1:3]))
+            if found is not None and found[0] in _WITH_GROUP:
+                yield found[0], decode_group(found[1])
+
+    def group_by_id(self, gid: GroupId) -> Group | Prompt | None:
+        """The group, or its prompt if it isn't finished; None if the ledger has no body of that id."""
+        found = self._body(gid)
+        if found is None:
+            return None
+        return decode_group(found[1]) if found[0] in _WITH_GROUP else decode_prompt(found[1])
+
+    def quarantined(self) -> tuple[QuarantineReport, ...]:
+        """The groups that were given up, in that order."""
+        return quarantined(self._db)
+
+    def _body(self, gid: GroupId) -> tuple[State, bytes] | None:
+        found = self._place(gid)
+        while found is not None:
+            body = self._read(found[1])
+            if body is not None:
+                return found[0], body
+            again = self._place(gid)
+            if again == found:
+                raise LedgerError(f"ledger {self._path}: the body of group {gid} is damaged or gone ({found[1]})")
+            found = again
+        return None
+
+    def _place(self, gid: GroupId) -> tuple[State, Place] | None:
+        row = self._db.execute(
+            "SELECT state, segment, start, length, crc, body FROM groups WHERE epoch = ? AND prompt = ?", tuple(gid)
+        ).fetchone()
+        place = None if row is None else place_of(*row[1:])
+        return None if row is None or place is None else (State(row[0]), place)
+
+    def _read(self, place: Place) -> bytes | None:
+        if isinstance(place, Inline):
+            return place.data
+        try:
+            data = read_at(self._path / name_of(place.segment), place.offset, place.length)
+        except FileNotFoundError:
+            return None
+        return data if place.holds(data) else None
+
+
+def _connect(path: Path) -> apsw.Connection:
+    if not (path / DATABASE).exists():
+        raise LedgerError(f"{path} is no ledger: it holds no {DATABASE}")
+    try:
+        db = apsw.Connection(fspath(path / DATABASE), flags=apsw.SQLITE_OPEN_READONLY)
+        db.set_busy_timeout(10_000)
+        _schema.check_format(db, str(path))
+    except apsw.Error as error:
+        raise LedgerError(f"ledger {path} can't be read: {error}") from error
+    return db
+
+
+@contextmanager
+def read_ledger(path: str | PathLike[str]) -> Generator[LedgerReader]:
+    """A ledger's content, also while a run writes it.
+
+    Raises:
+      LedgerError: there is none, or it is of a newer format.
+
+    """
+    where = Path(path)
+    db = _connect(where)
+    try:
+        yield LedgerReader(where, db)
+    finally:
+        db.close()

@@ -1,0 +1,118 @@
+"""The tables of a ledger, and whether a database is one: format, identity, settings of its connections."""
+
+import apsw
+
+from .._core.events import RunIdentity
+from ..errors import LedgerError
+
+FORMAT = 1
+"""Raised whenever an older version of the package could misread what a newer one writes."""
+
+_TABLES = """
+CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE groups(
+  seq INTEGER PRIMARY KEY,        -- order of the pulls
+  epoch INTEGER NOT NULL,
+  prompt TEXT NOT NULL,
+  state TEXT NOT NULL,            -- waiting, ready, delivered, acked, filtered, quarantined
+  place INTEGER NOT NULL,         -- order within a state: counts pulls, requeues and finished groups
+  attempt INTEGER NOT NULL DEFAULT 0,
+  attempts INTEGER NOT NULL DEFAULT 0,
+  free INTEGER NOT NULL DEFAULT 0,
+  step INTEGER,
+  cause TEXT,
+  reason TEXT,
+  error BLOB,
+  oldest INTEGER,
+  newest INTEGER,
+  rewards BLOB,
+  segment INTEGER,                -- the body: a prompt while waiting, a group once ready; here or in a segment
+  start INTEGER,
+  length INTEGER,
+  crc INTEGER,
+  body BLOB,
+  UNIQUE(epoch, prompt)
+);
+CREATE INDEX groups_by_state ON groups(state, place);
+CREATE INDEX groups_by_segment ON groups(segment) WHERE segment IS NOT NULL;
+"""
+
+
+def get(db: apsw.Connection, key: str) -> object:
+    """A value of the meta table; None if it was never set."""
+    row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return None if row is None else row[0]
+
+
+def get_int(db: apsw.Connection, key: str) -> int:
+    """A counter of the meta table; 0 if it was never set."""
+    value = get(db, key)
+    return value if isinstance(value, int) else 0
+
+
+def put(db: apsw.Connection, key: str, value: int | str | bytes) -> None:
+    """Set a value of the meta table."""
+    db.execute("INSERT INTO meta VALUES(?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value", (key, value))
+
+
+def prepare(db: apsw.Connection, where: str) -> None:
+    """Make a writer's connection durable, and create the tables in a new database.
+
+    Raises:
+      LedgerError: the database is no ledger, or is of a newer format.
+
+    """
+    db.set_busy_timeout(10_000)  # a reader that opens after a crash holds the lock while it recovers the log
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = FULL")
+    db.execute("PRAGMA journal_size_limit = 16777216")  # what one large transaction grew is given back
+    check_format(db, where, may_be_new=True)
+    if not _tables(db):
+        with db:
+            db.execute(_TABLES)
+            put(db, "format", FORMAT)
+
+
+def _tables(db: apsw.Connection) -> set[object]:
+    return {row[0] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+
+
+def check_format(db: apsw.Connection, where: str, *, may_be_new: bool = False) -> None:
+    """Refuse what is no ledger of this format.
+
+    Raises:
+      LedgerError: says what it is instead, and what to do.
+
+    """
+    tables = _tables(db)
+    if not tables and may_be_new:
+        return
+    if not {"meta", "groups"} <= tables:
+        raise LedgerError(f"{where} holds a database that is no ledger (tables: {sorted(map(str, tables))})")
+    found = get(db, "format")
+    if found != FORMAT:
+        raise LedgerError(
+            f"ledger {where} has format {found}, this version of trio_rollout reads format {FORMAT}: "
+            "use the version that wrote it, or another directory"
+        )
+
+
+def bind(db: apsw.Connection, identity: RunIdentity, where: str) -> None:
+    """Bind the ledger to a run, or check that it is that run's.
+
+    Raises:
+      LedgerError: it belongs to another run; names what differs.
+
+    """
+    ours = {"source": identity.source, "samples_per_prompt": identity.samples_per_prompt}
+    if get(db, "source") is None:
+        with db:
+            for key, value in ours.items():
+                put(db, key, value)
+        return
+    for key, value in ours.items():
+        if (found := get(db, key)) != value:
+            raise LedgerError(
+                f"ledger {where} belongs to another run: its {key} is {found!r}, this run's is {value!r}. "
+                "Use another directory, or the settings of that run"
+            )
