@@ -1,0 +1,31 @@
+"""The hot path: one HTTP/1.1 POST and its answer over a keep-alive connection, with nothing in between.
+
+Read in this order: ``_address`` (what a URL means), ``_connection`` (the port of five calls), ``_sockets`` (its production
+version), ``_reader`` (bytes to answer, no I/O), ``_exchange`` (one request and its answer), ``_pool`` (idle connections),
+``_httpx`` (the same connections under an ``httpx`` client).
+"""
+
+from ._address import Address as Address
+from ._address import parse_url as parse_url
+from ._connection import (
+    BadResponse as BadResponse,
+)
+from ._connection import (
+    Connection as Connection,
+)
+from ._connection import (
+    ConnectionBroken as ConnectionBroken,
+)
+from ._connection import (
+    Connector as Connector,
+)
+from ._connection import (
+    NotConnected as NotConnected,
+)
+from ._exchange import Exchange as Exchange
+from ._exchange import post_head as post_head
+from ._exchange import post_request as post_request
+from ._httpx import PoolTransport as PoolTransport
+from ._pool import Pool as Pool
+from ._reader import Response as Response
+from ._sockets import connect_socket as connect_socket

@@ -1,0 +1,132 @@
+"""One request and its answer on one connection. Cancelled while it waits for the answer, it can be read on."""
+
+from typing import TYPE_CHECKING, final
+
+import trio
+
+from ._address import Address
+from ._connection import BadResponse, Connection, ConnectionBroken
+from ._reader import Response, ResponseReader
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ._pool import Pool
+
+
+def post_head(address: Address, path: str, *, headers: tuple[tuple[str, str], ...] = ()) -> bytes:
+    """The head of every POST to ``path``, up to the value of its content-length."""
+    # No accept-encoding: nothing compressed is wanted, and an answer that is compressed anyway is refused.
+    lines = [
+        f"POST {address.prefix}{path} HTTP/1.1",
+        f"host: {address.host_header}",
+        "content-type: application/json",
+        *(f"{name}: {value}" for name, value in headers),
+        "content-length: ",
+    ]
+    return "\r\n".join(lines).encode("latin-1")
+
+
+def post_request(head: bytes, body: bytes) -> bytes:
+    """A whole POST request, to be sent in one piece."""
+    return b"%b%d\r\n\r\n%b" % (head, len(body), body)
+
+
+@final
+class Exchange:
+    """A connection taken from a pool for one request. As a context manager: leaving gives it back, or closes it.
+
+    The connection goes back only if the answer was read to its end and the server keeps it open; in every other case it is
+    closed, so a cancelled or failed exchange can't poison the next one.
+    """
+
+    __slots__ = ("_connection", "_failure", "_pool", "_reader", "_touched", "reused", "sent")
+
+    def __init__(self, pool: "Pool", connection: Connection, scratch: bytearray, *, reused: bool) -> None:
+        self._pool = pool
+        self._connection = connection
+        self._reader = ResponseReader(scratch)
+        self._failure: ConnectionBroken | BadResponse | None = None
+        self.reused = reused
+        """The connection has carried an exchange before: the server may have closed it meanwhile."""
+        self.sent = False
+        """The whole request has gone out."""
+        self._touched = False
+
+    def __enter__(self) -> "Exchange":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: "TracebackType | None"
+    ) -> None:
+        response = self._reader.response
+        self._pool.give_back(self._connection, reusable=response.reusable if response else not self._touched)
+
+    async def send(self, request: bytes) -> None:
+        """Send the request. Waits only while the connection takes no more bytes.
+
+        Cancelled, ``sent`` is False: the server has at most a part of the request, and the exchange is useless.
+
+        Raises:
+          ConnectionBroken: the connection ended, and the server had not answered before.
+
+        """
+        self._touched = True
+        done = self._send_now(request)
+        if done < len(request):
+            view = memoryview(request)
+            while done < len(request):
+                await self._connection.wait_writable()
+                done += self._send_now(view[done:])
+        self.sent = True
+
+    async def receive(self) -> Response:
+        """Wait for the whole answer.
+
+        An answer that is complete in the connection when a cancellation arrives is returned: a stall of the loop must not
+        turn it into a timeout. Otherwise, cancelled, nothing is lost: another call reads on.
+
+        Raises:
+          ConnectionBroken: the connection ended before the answer was complete.
+          BadResponse: what came is no answer.
+
+        """
+        response = self._reader.response
+        while response is None:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                await self._connection.wait_readable()
+            except trio.Cancelled:  # raised again unless the answer is there; the caller's next checkpoint sees it then
+                response = self._receive_now()
+                if response is None:
+                    raise
+            else:
+                response = self._receive_now()
+        return response
+
+    def _send_now(self, data: bytes | memoryview) -> int:
+        try:
+            return self._connection.send_now(data)
+        except OSError as error:
+            # A server may answer (413, 503) and close without having read the request.
+            if self._receive_now() is not None:
+                return len(data)
+            answered = self._reader.started
+            raise ConnectionBroken(f"the connection broke while sending: {error}", answered=answered) from error
+
+    def _receive_now(self) -> Response | None:
+        """Take everything that is there; the answer if it is complete. A failure is kept for the next ``receive``."""
+        reader, connection = self._reader, self._connection
+        try:
+            while reader.response is None:
+                count = connection.recv_into_now(reader.buffer())
+                if count is None:
+                    return None
+                reader.received(count)
+        except (ConnectionBroken, BadResponse) as error:
+            self._failure = error
+        except OSError as error:
+            self._failure = ConnectionBroken(f"the connection broke: {error}", answered=reader.started)
+            self._failure.__cause__ = error
+        return reader.response

@@ -1,0 +1,266 @@
+"""Bytes in, one HTTP/1.1 answer out: a state machine without I/O.
+
+Feed it by receiving into ``buffer()`` and saying how much came with ``received(count)``; 0 is the end of the stream. httptools
+parses the head. A body of announced length is received straight into its own buffer, one byte larger than announced, so that
+a body that is too long is noticed without another call. Chunked bodies go through the parser.
+
+Invariant: ``done`` only if the answer is whole by its own framing and nothing follows it.
+"""
+
+import enum
+from http import HTTPStatus
+from typing import Final, final
+
+import attrs
+import httptools
+
+from ._connection import BadResponse, ConnectionBroken
+
+# uvicorn's and nginx's answers have heads below 1 kB; a head beyond this is an attack or a confusion.
+HEAD_LIMIT: Final = 65536
+# The largest answers carry routed experts for a long context: tens of MB. Above this a length is taken for garbage.
+BODY_LIMIT: Final = 1 << 30
+SCRATCH_SIZE: Final = 65536
+
+_BLANK_LINE: Final = b"\r\n\r\n"
+_NO_BODY: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
+
+
+@final
+@attrs.frozen
+class Response:
+    """A complete answer. ``headers`` are as sent, names in lower case."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes | memoryview
+    reusable: bool
+    """The connection may carry another exchange."""
+
+    def header(self, name: bytes) -> str | None:
+        """Value of the first header of this (lower case) name."""
+        for key, value in self.headers:
+            if key == name:
+                return value.decode("latin-1")
+        return None
+
+
+class _State(enum.Enum):
+    HEAD = enum.auto()
+    """The head is not complete."""
+    EXACT = enum.auto()
+    """A body of announced length is being received into its own buffer."""
+    PARSED = enum.auto()
+    """The body goes through the parser, which knows its end."""
+    UNTIL_EOF = enum.auto()
+    """The body goes through the parser, and ends with the stream."""
+    DONE = enum.auto()
+    """The answer is complete."""
+
+
+@final
+class _Sink:
+    """What the parser tells about one message."""
+
+    __slots__ = ("begun", "chunks", "complete", "headers", "headers_complete")
+
+    def __init__(self) -> None:
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.chunks: list[bytes] = []
+        self.headers_complete = False
+        self.complete = False
+        self.begun = 0
+
+    def on_message_begin(self) -> None:
+        self.begun += 1
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.headers_complete:  # later ones are trailers, which nobody reads
+            self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self.headers_complete = True
+
+    def on_body(self, data: bytes) -> None:
+        self.chunks.append(data)
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+
+@final
+class ResponseReader:
+    """Reads one answer. ``scratch`` may be shared by readers whose calls don't overlap: it holds nothing between calls."""
+
+    __slots__ = (
+        "_body",
+        "_body_size",
+        "_got",
+        "_parser",
+        "_pending",
+        "_scratch",
+        "_sink",
+        "_state",
+        "response",
+        "started",
+    )
+
+    def __init__(self, scratch: bytearray) -> None:
+        self._scratch = memoryview(scratch)
+        self._state = _State.HEAD
+        self._pending = b""
+        self._sink = _Sink()
+        self._parser: httptools.HttpResponseParser = httptools.HttpResponseParser(self._sink)
+        self._body = memoryview(b"")
+        self._got = 0
+        self._body_size = 0
+        self.started = False
+        self.response: Response | None = None
+
+    @property
+    def head_complete(self) -> bool:
+        """Status and headers are known."""
+        return self._state is not _State.HEAD
+
+    @property
+    def status(self) -> int:
+        """The answer's status; only once the head is complete."""
+        return int(self._parser.get_status_code())
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The answer's headers; only once the head is complete."""
+        return self._sink.headers
+
+    def buffer(self) -> memoryview:
+        """Where to put what is received next; never empty."""
+        return self._body[self._got :] if self._state is _State.EXACT else self._scratch
+
+    def received(self, count: int) -> None:
+        """Take ``count`` bytes that were put into ``buffer()``; 0: the stream has ended.
+
+        Raises:
+          ConnectionBroken: the stream ended before the answer did.
+          BadResponse: this is no answer, or more than one.
+
+        """
+        if self.response is not None:
+            raise AssertionError("an answer was fed after its end")
+        if not count:
+            self._ended()
+            return
+        self.started = True
+        if self._state is _State.EXACT:
+            self._got += count
+            self._check_exact()
+        elif self._state is _State.HEAD:
+            self._feed_head(bytes(self._scratch[:count]))
+        else:
+            self._feed_body(self._scratch[:count])
+
+    def take_body(self) -> bytes:
+        """The body so far, once: for answers that are read while they come. Only for bodies that go through the parser."""
+        data = b"".join(self._sink.chunks)
+        self._sink.chunks.clear()
+        return data
+
+    def _ended(self) -> None:
+        if self._state is _State.UNTIL_EOF:
+            self._finish(b"".join(self._sink.chunks), reusable=False)
+            return
+        if not self.started:
+            raise ConnectionBroken("the connection was closed before one byte of the answer", answered=False)
+        if self._state is _State.HEAD:
+            where = f"in the head, after {len(self._pending)} bytes of it"
+        elif self._state is _State.EXACT:
+            where = f"in the body, after {self._got} of {len(self._body) - 1} bytes"
+        else:
+            where = f"in a chunked body, after {self._body_size} bytes"
+        raise ConnectionBroken(f"the connection was closed {where}", answered=True)
+
+    def _feed_head(self, data: bytes) -> None:
+        self._pending += data
+        while True:
+            end = self._pending.find(_BLANK_LINE)
+            if end < 0:
+                if len(self._pending) > HEAD_LIMIT:
+                    raise BadResponse(f"the answer's head is longer than {HEAD_LIMIT} bytes")
+                return
+            end += len(_BLANK_LINE)
+            head, self._pending = self._pending[:end], self._pending[end:]
+            self._parse(head)
+            status = self.status
+            if status >= HTTPStatus.OK:
+                break
+            if status == HTTPStatus.SWITCHING_PROTOCOLS:
+                raise BadResponse("the server answered 101 Switching Protocols, which was not asked for")
+            self._sink = _Sink()  # 100 Continue and its like: the answer is still to come
+            self._parser = httptools.HttpResponseParser(self._sink)
+        rest, self._pending = self._pending, b""
+        self._begin_body(status, rest)
+
+    def _begin_body(self, status: int, rest: bytes) -> None:
+        length, chunked = self._framing()
+        if status in _NO_BODY:
+            length = 0
+        if length is None:
+            self._state = _State.PARSED if chunked else _State.UNTIL_EOF
+            if rest:
+                self._feed_body(rest)
+        elif len(rest) == length:  # the common small answer: head and body in one piece
+            self._finish(rest, reusable=self._parser.should_keep_alive())
+        else:
+            self._begin_exact(length, rest)
+
+    def _begin_exact(self, length: int, rest: bytes) -> None:
+        if length > BODY_LIMIT:
+            raise BadResponse(f"the answer announces {length} bytes, more than {BODY_LIMIT}")
+        if len(rest) > length:
+            raise BadResponse(f"the answer is longer than the {length} bytes it announced")
+        self._state = _State.EXACT
+        self._body = memoryview(bytearray(length + 1))
+        self._body[: len(rest)] = rest
+        self._got = len(rest)
+
+    def _framing(self) -> tuple[int | None, bool]:
+        """Announced length, and whether the body is chunked; llhttp has refused contradictions and duplicates."""
+        length: int | None = None
+        chunked = False
+        for name, value in self._sink.headers:
+            if name == b"content-length":
+                length = int(value)
+            elif name == b"transfer-encoding":
+                if value.strip().lower() != b"chunked":
+                    raise BadResponse(f"the answer has transfer-encoding {value.decode('latin-1')!r}, not asked for")
+                chunked = True
+            elif name == b"content-encoding" and value.strip().lower() not in {b"", b"identity"}:
+                raise BadResponse(f"the answer has content-encoding {value.decode('latin-1')!r}, not asked for")
+        return length, chunked
+
+    def _check_exact(self) -> None:
+        length = len(self._body) - 1
+        if self._got > length:
+            raise BadResponse(f"the answer is longer than the {length} bytes it announced")
+        if self._got == length:
+            self._finish(self._body[:length], reusable=self._parser.should_keep_alive())
+
+    def _feed_body(self, data: bytes | memoryview) -> None:
+        self._body_size += len(data)
+        if self._body_size > BODY_LIMIT:
+            raise BadResponse(f"the answer's body is longer than {BODY_LIMIT} bytes")
+        keep_alive = self._parser.should_keep_alive()  # the parser forgets it with the end of the message
+        self._parse(data)
+        if self._sink.begun > 1:
+            raise BadResponse("the answer is followed by more bytes")
+        if self._sink.complete:
+            self._finish(b"".join(self._sink.chunks), reusable=keep_alive)
+
+    def _parse(self, data: bytes | memoryview) -> None:
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            raise BadResponse(f"the answer is not HTTP/1.1: {error}") from error
+
+    def _finish(self, body: bytes | memoryview, *, reusable: bool) -> None:
+        self._state = _State.DONE
+        self.response = Response(self.status, self._sink.headers, body, reusable)

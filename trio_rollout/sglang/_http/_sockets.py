@@ -1,0 +1,106 @@
+"""Non-blocking stdlib sockets behind the port of five calls.
+
+Not trio's SocketStream: that costs a lock, a conflict detector and a checkpoint per call, and it can't say "nothing yet".
+"""
+
+import os
+import socket
+from typing import final
+
+import trio
+
+from ..._backoff import wait_s
+from ._address import Address
+
+# A full accept queue of a unix socket refuses at once with EAGAIN, where TCP would let the connect wait.
+_UNIX_RETRY_S = 0.01
+
+
+@final
+class SocketConnection:
+    """A connected, non-blocking stream socket."""
+
+    __slots__ = ("_socket", "recv_into", "send")
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self.send = connected.send
+        self.recv_into = connected.recv_into
+
+    def send_now(self, data: bytes | memoryview, /) -> int:
+        """See ``Connection``."""
+        try:
+            return self.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+
+    def recv_into_now(self, buffer: bytearray | memoryview, /) -> int | None:
+        """See ``Connection``."""
+        try:
+            return self.recv_into(buffer)
+        except (BlockingIOError, InterruptedError):
+            return None
+
+    async def wait_readable(self) -> None:
+        """See ``Connection``."""
+        await trio.lowlevel.wait_readable(self._socket)
+
+    async def wait_writable(self) -> None:
+        """See ``Connection``."""
+        await trio.lowlevel.wait_writable(self._socket)
+
+    def close(self) -> None:
+        """See ``Connection``."""
+        self._socket.close()
+
+
+async def _finish_connect(sock: socket.socket, where: tuple[object, ...] | str) -> None:
+    while True:
+        try:
+            sock.connect(where)
+        except BlockingIOError:
+            if sock.family == socket.AF_UNIX:
+                await wait_s(_UNIX_RETRY_S)
+                continue
+            await trio.lowlevel.wait_writable(sock)
+            error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if error:
+                raise OSError(error, os.strerror(error)) from None
+        break
+    # A closed port in the ephemeral range can be connected to itself; that is nobody's server.
+    if sock.family != socket.AF_UNIX and sock.getsockname() == sock.getpeername():
+        raise ConnectionRefusedError("connected to itself: nobody listens there")
+
+
+async def _connect(family: int, kind: int, where: tuple[object, ...] | str) -> SocketConnection:
+    sock = socket.socket(family, kind)
+    try:
+        sock.setblocking(False)  # ruff: ignore[boolean-positional-value-in-call]  socket's own signature
+        await _finish_connect(sock, where)
+        if family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except BaseException:
+        sock.close()
+        raise
+    return SocketConnection(sock)
+
+
+async def connect_socket(address: Address) -> SocketConnection:
+    """Connect to a server over TCP (each of its IP addresses in turn) or over a unix socket.
+
+    Blocks until connected; has no deadline of its own. Cancelled or failed, no socket stays open.
+
+    Raises:
+      OSError: the name is unknown, or no address could be connected to; the last address's reason.
+
+    """
+    if address.unix_path is not None:
+        return await _connect(socket.AF_UNIX, socket.SOCK_STREAM, address.unix_path)
+    found = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    last: OSError = OSError(f"{address.host} has no address")
+    for family, kind, _, _, where in found:
+        try:
+            return await _connect(family, kind, where)
+        except OSError as error:
+            last = error
+    raise last

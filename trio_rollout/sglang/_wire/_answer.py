@@ -1,0 +1,178 @@
+"""A /generate answer: JSON straight into arrays, and every check that keeps a damaged one from becoming a Turn."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+
+from ..._core.arrays import FloatArray, IdArray
+from ..._core.enums import Stop
+from ..._core.values import Turn, VersionSpan
+from ...errors import ServerError
+from ._errors import error_of
+from ._request import GenerateRequest
+
+VersionOf: TypeAlias = Callable[[object], int]
+"""What a version's name in an answer stands for, as a number."""
+
+_LOG_PROBS: Final = "output_token_logprobs"
+_FINISH: Final = "finish_reason"
+_STOPS: Final = {stop.value: stop for stop in Stop}
+_FIRST_ERROR: Final = 400
+
+
+class _TokenLogProb(msgspec.Struct, array_like=True, gc=False):
+    """``[log_prob, token_id, text or null]``; the third element, present or not, is skipped unread."""
+
+    log_prob: float | None
+    token: int
+
+
+class _Answer(msgspec.Struct, gc=False):
+    """``meta_info`` stays raw, value by value: the arrays in it are decoded into arrays, the rest as it is."""
+
+    meta_info: dict[str, msgspec.Raw]
+    text: str | None = None
+    output_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+_decode_answer: Final = msgspec.json.Decoder(_Answer).decode
+_decode_log_probs: Final = msgspec.json.Decoder(list[_TokenLogProb]).decode
+_decode_any: Final = msgspec.json.Decoder().decode
+
+
+def _ids(values: list[int], field: str, attempted: str) -> IdArray:
+    try:
+        ids = np.array(values, np.int32)
+    except OverflowError as error:
+        raise ServerError(f"{attempted}: {field} holds a number that is no token id: {error}") from error
+    if ids.size and int(ids.min()) < 0:
+        raise ServerError(f"{attempted}: {field} holds {int(ids.min())}, which is no token id")
+    ids.flags.writeable = False
+    return ids
+
+
+def _stop_of(meta: Mapping[str, Any], attempted: str) -> Stop:
+    reason = meta.get(_FINISH)
+    kind = reason.get("type") if isinstance(reason, dict) else None
+    stop = _STOPS.get(kind) if isinstance(kind, str) else None
+    if stop is None:
+        raise ServerError(f"{attempted}: {_FINISH} is {reason!r}, expected one of {sorted(_STOPS)} as its type")
+    status = reason.get("status_code") if stop is Stop.ABORT and isinstance(reason, dict) else None
+    if isinstance(status, int) and status >= _FIRST_ERROR:
+        raise error_of(attempted, status, str(reason.get("message", "") if isinstance(reason, dict) else ""))
+    return stop
+
+
+def _log_probs(raw: msgspec.Raw | None, *, aborted: bool, attempted: str) -> tuple[list[int], FloatArray]:
+    if raw is None or raw == b"null":
+        if aborted:  # aborted in the queue: nothing was sampled
+            return [], np.empty(0, np.float32)
+        raise ServerError(
+            f"{attempted}: meta_info.{_LOG_PROBS} is missing although return_logprob was asked for; "
+            "the server's configuration or a proxy drops it"
+        )
+    triples = _decode_log_probs(raw)
+    values = [triple.log_prob for triple in triples]
+    if None in values:
+        raise ServerError(f"{attempted}: meta_info.{_LOG_PROBS}[{values.index(None)}] has no log-prob")
+    return [triple.token for triple in triples], np.array(values, np.float32)
+
+
+def _check_tokens(output_ids: IdArray, tokens: list[int], log_probs: FloatArray, attempted: str) -> None:
+    if len(output_ids) != len(log_probs):
+        raise ServerError(
+            f"{attempted}: {len(output_ids)} output_ids but {len(log_probs)} entries in meta_info.{_LOG_PROBS}"
+        )
+    if output_ids.tolist() != tokens:
+        at = next(i for i, token in enumerate(tokens) if token != output_ids[i])
+        raise ServerError(
+            f"{attempted}: output_ids[{at}] is {output_ids[at]}, but meta_info.{_LOG_PROBS}[{at}] names {tokens[at]}"
+        )
+
+
+def _spans(meta: Mapping[str, Any], count: int, version_of: VersionOf, attempted: str) -> tuple[VersionSpan, ...]:
+    """Versions over ``[0, count)``; the last one is stretched to the end, since one more step may land after an abort."""
+    if not count:
+        return ()
+    named = meta.get("weight_versions") or [{"version": meta.get("weight_version"), "start": 0, "end": count}]
+    spans: list[VersionSpan] = []
+    try:
+        for item in named:
+            start, stop = min(int(item["start"]), count), min(int(item["end"]), count)
+            if start != (spans[-1].stop if spans else 0) or stop < start:
+                raise ServerError(f"{attempted}: meta_info.weight_versions do not tile the output: {named!r}")
+            if stop > start:
+                spans.append(VersionSpan(start, stop, version_of(item["version"])))
+    except (TypeError, KeyError, ValueError) as error:
+        raise ServerError(f"{attempted}: meta_info.weight_versions is malformed: {named!r}") from error
+    if not spans:
+        raise ServerError(f"{attempted}: meta_info.weight_versions cover no token: {named!r}")
+    last = spans[-1]
+    spans[-1] = VersionSpan(last.start, count, last.version)
+    return tuple(spans)
+
+
+def _check_record(meta: Mapping[str, Any], rid: str, count: int, stop: Stop, attempted: str) -> None:
+    if meta.get("id", rid) != rid:
+        raise ServerError(f"{attempted}: the answer is for request {meta['id']!r}, not for {rid!r}")
+    claimed = meta.get("completion_tokens")
+    if stop is not Stop.ABORT and isinstance(claimed, int) and claimed != count:
+        raise ServerError(f"{attempted}: meta_info.completion_tokens is {claimed}, but {count} tokens came")
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def decode_turn(
+    body: bytes | memoryview, *, attempted: str, rid: str, request: GenerateRequest, version_of: VersionOf
+) -> Turn:
+    """The Turn of a /generate answer with status 200.
+
+    Raises:
+      ServerError: it is malformed or contradicts itself; the message names the field.
+      ServerBusy, RequestRejected: the server ended the request itself, for a reason with an error status.
+
+    """
+    try:
+        answer = _decode_answer(body)
+        raw_log_probs = answer.meta_info.pop(_LOG_PROBS, None)
+        meta: dict[str, Any] = {name: _decode_any(value) for name, value in answer.meta_info.items()}
+        stop = _stop_of(meta, attempted)
+        tokens, log_probs = _log_probs(raw_log_probs, aborted=stop is Stop.ABORT, attempted=attempted)
+    except msgspec.DecodeError as error:  # ValidationError is one of them
+        start = bytes(body[:80])
+        raise ServerError(f"{attempted}: answered 200 with what is no answer: {error}; it begins {start!r}") from error
+    output_ids = _ids(tokens if answer.output_ids is None else answer.output_ids, "output_ids", attempted)
+    _check_tokens(output_ids, tokens, log_probs, attempted)
+    _check_record(meta, rid, len(output_ids), stop, attempted)
+    spans = _spans(meta, len(output_ids), version_of, attempted)
+    return Turn(
+        rid=rid,
+        prompt_ids=_prompt_ids(answer, request, stop, attempted),
+        output_ids=output_ids,
+        log_probs=log_probs,
+        text=answer.text or "",
+        stop=stop,
+        weight_version=spans[-1].version if spans else version_of(meta.get("weight_version")),
+        versions=spans,
+        cached_tokens=int(_number(meta.get("cached_tokens")) or 0),
+        queue_s=_number(meta.get("queue_time")),
+        latency_s=_number(meta.get("e2e_latency")),
+        meta_info=meta,
+    )
+
+
+def _prompt_ids(answer: _Answer, request: GenerateRequest, stop: Stop, attempted: str) -> IdArray:
+    if request.prompt_ids is not None:
+        return request.prompt_ids
+    if answer.prompt_token_ids is not None:
+        return _ids(answer.prompt_token_ids, "prompt_token_ids", attempted)
+    if stop is Stop.ABORT:  # aborted before the text became ids
+        return _ids([], "prompt_token_ids", attempted)
+    raise ServerError(
+        f"{attempted}: prompt_token_ids is missing although the prompt was text; give open_sglang_servers a tokenizer"
+    )

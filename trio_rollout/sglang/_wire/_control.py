@@ -1,0 +1,111 @@
+"""Everything but /generate: routes, bodies and answers of the control calls."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+import msgspec
+
+from ..._core.enums import PauseMode
+from ...errors import ServerError
+
+GENERATE: Final = "/generate"
+ABORT: Final = "/abort_request"
+PAUSE: Final = "/pause_generation"
+CONTINUE: Final = "/continue_generation"
+FLUSH: Final = "/flush_cache"
+READY: Final = "/ready"
+LOADS: Final = "/v1/loads?include=core"
+MODEL_INFO: Final = ("/model_info", "/get_model_info")
+"""In the order to try: the second name is that of older builds."""
+WORKERS: Final = ("/workers", "/list_workers")
+"""A router's routes, in the order to try."""
+
+
+def abort_body(rid: str) -> bytes:
+    """Body of an abort of one request. Servers match by prefix, so the rid must be whole and of fixed length."""
+    return b'{"rid":"%b","abort_all":false}' % rid.encode("ascii")
+
+
+def abort_all_body() -> dict[str, object]:
+    """Body of an abort of everything on a server."""
+    return {"rid": "", "abort_all": True}
+
+
+def pause_body(mode: PauseMode) -> dict[str, object]:
+    """Body of a pause. The mode is always said: a server's default aborts everything."""
+    return {"mode": mode.value}
+
+
+def flushed(status: int, text: str) -> bool:
+    """Whether a flush succeeded: some builds answer 200 with another text."""
+    return status == 200 and (not text.strip() or "flushed" in text.lower() or "success" in text.lower())  # noqa: PLR2004
+
+
+@attrs.frozen(kw_only=True)
+class ModelInfo:
+    """What a server says about its model."""
+
+    model_path: str | None
+    weight_version: object
+    generates: bool
+
+
+def _object(attempted: str, body: bytes) -> Mapping[str, Any]:
+    try:
+        value = msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        raise ServerError(f"{attempted}: answered with what is no JSON: {bytes(body[:80])!r}") from error
+    if not isinstance(value, dict):
+        raise ServerError(f"{attempted}: answered {type(value).__name__}, expected an object")
+    return value
+
+
+def decode_model_info(attempted: str, body: bytes) -> ModelInfo:
+    """A server's model info.
+
+    Raises:
+      ServerError: this is no SGLang server.
+
+    """
+    info = _object(attempted, body)
+    if not info.keys() & {"model_path", "weight_version", "is_generation"}:
+        raise ServerError(f"{attempted}: this does not speak SGLang: its answer has the fields {sorted(info)[:8]}")
+    path = info.get("model_path")
+    return ModelInfo(
+        model_path=path if isinstance(path, str) else None,
+        weight_version=info.get("weight_version"),
+        generates=info.get("is_generation") is not False,
+    )
+
+
+def decode_load(attempted: str, body: bytes) -> int:
+    """How many requests a server runs or holds, over all its data-parallel ranks.
+
+    Raises:
+      ServerError: the answer has no such number.
+
+    """
+    loads = _object(attempted, body).get("loads")
+    try:
+        return sum(int(rank["num_running_reqs"]) + int(rank["num_waiting_reqs"]) for rank in loads or ())
+    except (TypeError, KeyError, ValueError) as error:
+        raise ServerError(f"{attempted}: no running and waiting requests in {loads!r}") from error
+
+
+def decode_workers(attempted: str, body: bytes) -> Sequence[str]:
+    """The URLs of a router's workers; a data-parallel rank behind ``@`` is cut off.
+
+    Raises:
+      ServerError: this is no router's answer.
+
+    """
+    answer = _object(attempted, body)
+    found: list[str] = []
+    try:
+        for item in [*answer.get("workers", ()), *answer.get("urls", ())]:
+            url = item if isinstance(item, str) else item["url"]
+            found.append(url.rpartition("@")[0] or url)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ServerError(f"{attempted}: no workers' URLs in {answer!r}") from error
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,60 @@
+"""A server's refusal as an exception: classified once, in the server's own words."""
+
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+
+from ...errors import RequestRejected, ServerBusy, ServerError
+
+_BUSY: Final = frozenset({
+    HTTPStatus.REQUEST_TIMEOUT,
+    HTTPStatus.TOO_EARLY,
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+})
+# Enough for a validation error with its list of known fields; a stack trace or an HTML page is cut.
+_WORDS_LIMIT: Final = 600
+
+
+def _message_in(value: Any) -> str | None:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        for key in ("error", "message", "detail"):
+            found = _message_in(value.get(key))
+            if found:
+                return found
+    if isinstance(value, list) and value:  # FastAPI's 422: a list of {"loc", "msg"}
+        return "; ".join(str(item.get("msg", item)) if isinstance(item, dict) else str(item) for item in value)
+    return None
+
+
+def words_of(body: bytes | memoryview) -> str:
+    """What a body says, for people: the message in one of SGLang's three error shapes, else the body itself, shortened."""
+    raw = bytes(body)
+    try:
+        words = _message_in(msgspec.json.decode(raw))
+    except msgspec.DecodeError:
+        words = None
+    text = words if words is not None else raw.decode("utf-8", "replace").strip()
+    return text if len(text) <= _WORDS_LIMIT else f"{text[:_WORDS_LIMIT]}… ({len(text)} characters)"
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Retry-After in seconds; its form as a date is taken for none, because clocks differ."""
+    try:
+        value = float(retry_after) if retry_after is not None else None
+    except ValueError:
+        return None
+    return value if value is not None and 0 <= value < float("inf") else None
+
+
+def error_of(attempted: str, status: int, words: str, *, retry_after: str | None = None) -> ServerError:
+    """The exception for an answer with an error status. ``attempted`` begins the message: who was asked for what."""
+    message = f"{attempted}: answered {status}: {words or '(nothing)'}"
+    if status in _BUSY:
+        return ServerBusy(message, status=status, retry_after=_seconds(retry_after))
+    if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return RequestRejected(message, status=status)
+    return ServerError(message)

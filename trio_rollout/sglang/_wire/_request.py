@@ -1,0 +1,106 @@
+"""A /generate request: encoded once, sent any number of times, each time under a fresh rid."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+import msgspec
+import numpy as np
+
+from ..._core.arrays import IdArray, id_array
+from ..._core.sampling import SamplingParams
+from ...abc import ModelInput
+from ...errors import RequestRejected
+
+# Fields of a request that its sender has to control: an extra of that name is a mistake that would show much later.
+_OURS: Final = frozenset({"rid", "text", "input_ids", "sampling_params", "return_logprob", "stream", "stream_options"})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise NotImplementedError(f"a value of type {type(value).__name__} can't be sent as JSON")
+
+
+_encode: Final = msgspec.json.Encoder(enc_hook=_plain).encode
+
+
+@attrs.frozen(kw_only=True)
+class GenerateRequest:
+    """``prompt_ids`` is None for a text prompt: the server turns it into ids and says which."""
+
+    prompt_ids: IdArray | None
+    _fields: bytes = attrs.field(alias="fields")
+
+    def body(self, rid: str) -> bytes:
+        """The JSON body under this rid (hex digits: nothing to escape)."""
+        return b'{"rid":"%b",%b' % (rid.encode("ascii"), self._fields)
+
+
+def _sampling_fields(sampling: SamplingParams) -> dict[str, object]:
+    fields: dict[str, object] = {
+        "max_new_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "ignore_eos": sampling.ignore_eos,
+        "skip_special_tokens": sampling.skip_special_tokens,
+    }
+    if sampling.stop:
+        fields["stop"] = list(sampling.stop)
+    if sampling.stop_token_ids:
+        fields["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.sampling_seed is not None:
+        fields["sampling_seed"] = sampling.sampling_seed
+    fields.update(sampling.extra)
+    if fields.get("n", 1) != 1:
+        raise RequestRejected(f"sampling parameter n: got {fields['n']!r}, allowed: 1, one request is one answer")
+    return fields
+
+
+def _checked_ids(input_ids: Any, vocab_size: int | None) -> IdArray:
+    try:
+        ids = id_array(input_ids)
+    except (TypeError, ValueError) as error:
+        raise RequestRejected(f"input_ids: {error}") from error
+    if not len(ids):
+        raise RequestRejected("input_ids: the prompt is empty")
+    if vocab_size is not None and int(ids.max()) >= vocab_size:
+        # A real SGLang doesn't refuse it: its scheduler dies.
+        at = int(np.argmax(ids >= vocab_size))
+        raise RequestRejected(f"input_ids[{at}]: got {int(ids[at])}, allowed: below the vocabulary's size {vocab_size}")
+    return ids
+
+
+def generate_request(
+    model_input: ModelInput,
+    sampling: SamplingParams,
+    extra: Mapping[str, object],
+    *,
+    vocab_size: int | None,
+    stream: bool = False,
+) -> GenerateRequest:
+    """Check and encode a request.
+
+    Raises:
+      RequestRejected: no server would take it; the message names the field, the value and what is allowed.
+
+    """
+    taken = _OURS.intersection(extra)
+    if taken:
+        raise RequestRejected(f"extra: got {sorted(taken)}, allowed: fields that the client does not set itself")
+    ids: IdArray | None = None
+    fields: dict[str, object] = {}
+    if isinstance(model_input, str):
+        if not model_input:
+            raise RequestRejected("text: the prompt is empty")
+        fields |= {"text": model_input, "return_prompt_token_ids": True}
+    else:
+        ids = _checked_ids(model_input, vocab_size)
+        fields["input_ids"] = ids.tolist()
+    fields |= {"sampling_params": _sampling_fields(sampling), "return_logprob": True, "stream": stream, **extra}
+    try:
+        return GenerateRequest(prompt_ids=ids, fields=_encode(fields)[1:])
+    except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
+        raise RequestRejected(f"the request can't be encoded as JSON: {error}") from error
