@@ -1,0 +1,48 @@
+# Everything a contributor runs. Needs Python 3.11 with venv, git, make and a C compiler; .venv is made on first use and
+# brought up to date whenever pyproject.toml changes.
+
+PYTHON ?= python3.11
+PYTEST_ARGS ?=
+BIN := .venv/bin
+CODE := trio_rollout compat tests examples benchmarks
+
+.PHONY: setup demo test check format setup-sglang test-sglang
+
+setup: .venv/.installed
+
+.venv/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable '.[test,check]'
+	touch $@
+
+demo: setup
+	$(BIN)/python examples/tiny_rl.py --out runs/demo
+
+test: setup
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+# ASYNC114 wants a list of every function used with nursery.start; it only helps in hand-written __aenter__ methods, which
+# we do not write.
+FLAKE8_ASYNC := $(BIN)/flake8-async --enable ASYNC1,ASYNC2,ASYNC9 --disable ASYNC114
+
+# The linters, the types (mypy for the code, pyright for what users import; it finds the package through PATH), and the
+# tests that read the source: layers, sizes, public names, clean text.
+check: setup
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(FLAKE8_ASYNC) $$(git ls-files 'trio_rollout/*.py' 'compat/*.py' 'examples/*.py')
+	$(BIN)/mypy
+	$(BIN)/basedpyright
+	PATH="$(CURDIR)/$(BIN):$$PATH" basedpyright --ignoreexternal --verifytypes trio_rollout
+	$(BIN)/pytest tests/project $(PYTEST_ARGS)
+
+format: setup
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
+
+# A real SGLang 0.5.23 on the CPU with a tiny random model: 3 GB, some minutes to install, two to start.
+setup-sglang: setup
+	tests/real_sglang/setup.sh .venv-sglang $(PYTHON)
+
+test-sglang: setup-sglang
+	$(BIN)/pytest -m real_sglang $(PYTEST_ARGS)
