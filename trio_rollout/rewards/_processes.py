@@ -1,0 +1,121 @@
+"""Scorer processes that are kept between calls: owned by a context manager, killed and reaped when it is left."""
+
+import pickle
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Generic, TypeVar, cast, final
+
+import attrs
+import trio
+
+from .._core.checks import whole
+from .._in_thread import scorer_name
+from ..errors import RewardError
+from ._process import ScorerProcess, pickled_setup, start_scorer
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class ScorerProcesses(Generic[T, R]):
+    """Made by ``open_scorer_processes``: call it like the function, with ``await``.
+
+    Invariant: a process that has loaded its scorer is in ``_alive`` until it is killed; it is in ``_idle`` too while nobody
+    asks it. So ``_end`` finds them all.
+    """
+
+    _fn: Callable[[T], R]
+    workers: int = attrs.field(kw_only=True, validator=whole(1))
+    _setup: bytes = attrs.field(init=False)
+    _slots: trio.CapacityLimiter = attrs.field(init=False)
+    _alive: set[ScorerProcess] = attrs.field(factory=set, init=False)
+    _idle: list[ScorerProcess] = attrs.field(factory=list, init=False)
+    _closed: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._setup = pickled_setup(self._fn)
+        self._slots = trio.CapacityLimiter(self.workers)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process ids of this moment."""
+        return tuple(sorted(worker.pid for worker in self._alive))
+
+    def __repr__(self) -> str:
+        return (
+            f"<scorer_processes({scorer_name(self._fn)}): {self._slots.borrowed_tokens} of {self.workers} running, "
+            f"{len(self._alive)} alive>"
+        )
+
+    async def __call__(self, value: T, /) -> R:
+        """Run the function in one of the processes.
+
+        Blocks until one of them is free and the function has returned. Cancelled, that process and all that it started are
+        killed and reaped before Cancelled goes on; a later call starts another.
+
+        Raises:
+          RewardError: the function raised, its process died, or the processes are closed.
+
+        """
+        request = pickle.dumps(value)
+        async with self._slots:
+            worker = await self._free_worker()
+            async with AsyncExitStack() as on_failure:
+                on_failure.push_async_callback(self._discard, worker)
+                reply = await worker.ask(request)
+                on_failure.pop_all()
+            self._idle.append(worker)
+        return cast(R, reply.unwrap())
+
+    async def _free_worker(self) -> ScorerProcess:
+        while self._idle:
+            worker = self._idle.pop()
+            if not worker.is_dead:
+                return worker
+            await self._discard(worker)  # killed from outside while it was idle: nobody's answer is lost
+        self._require_open()
+        worker = await start_scorer(self._setup)
+        self._alive.add(worker)
+        if self._closed:  # while it started
+            await self._discard(worker)
+        self._require_open()
+        return worker
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RewardError(f"{self!r}: the scorer processes are closed")
+
+    async def _discard(self, worker: ScorerProcess) -> None:
+        self._alive.discard(worker)
+        await worker.end()
+
+    async def _start_one(self) -> None:
+        self._idle.append(await self._free_worker())
+
+    async def _end(self) -> None:
+        self._closed = True
+        self._idle.clear()
+        while self._alive:
+            await self._discard(next(iter(self._alive)))
+
+
+@asynccontextmanager
+async def open_scorer_processes(fn: Callable[[T], R], *, workers: int = 2) -> AsyncGenerator[ScorerProcesses[T, R]]:
+    """A synchronous scorer as an async one: at most ``workers`` calls at once, in processes that are kept.
+
+    Entering blocks until the first process has loaded the scorer; the others are started when they are needed, and a killed
+    one is replaced then. Leaving kills and reaps all of them; a call that is still running gets a RewardError. What
+    ``in_process`` says about the function holds here too.
+
+    Raises:
+      RewardError: the function can't be sent to a process, or loaded there.
+      SettingsError: ``workers`` is out of its range.
+
+    """
+    processes = ScorerProcesses(fn, workers=workers)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(processes._end)
+        await processes._start_one()
+        yield processes

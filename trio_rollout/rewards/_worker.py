@@ -1,0 +1,87 @@
+"""The program of a scorer process: run as a script by its path, knows only the standard library until a scorer comes.
+
+Messages are 8 bytes of length and a pickle. In: one setup, then one pickled value a call. Out: one ``("ready", None)``, then
+``("value", result)`` or ``("error", (type, message, traceback))`` a call. End of input is the end of the process.
+"""
+
+import os
+import pickle
+import runpy
+import struct
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+LENGTH = struct.Struct("<Q")
+MAIN_ALIAS = "__mp_main__"  # multiprocessing's name for it: a script guarded for that is guarded for this
+
+
+def _take_channels() -> tuple[BinaryIO, BinaryIO]:
+    """The pipes to the parent, moved out of reach of a scorer that prints or reads."""
+    receive, send = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return receive, send
+
+
+def _read_message(receive: BinaryIO) -> bytes | None:
+    head = receive.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    (length,) = LENGTH.unpack(head)
+    body = receive.read(length)
+    return body if len(body) == length else None
+
+
+def _write_message(send: BinaryIO, kind: str, content: object) -> None:
+    body = pickle.dumps((kind, content))
+    send.write(LENGTH.pack(len(body)) + body)
+    send.flush()
+
+
+def _described(error: BaseException) -> tuple[str, str, str]:
+    return type(error).__qualname__, str(error), "".join(traceback.format_exception(error))
+
+
+def _load(setup: bytes) -> Callable[[Any], object]:
+    """The scorer. One that was defined in the parent's main script needs that script under another name."""
+    prepared = pickle.loads(setup)
+    sys.path[:] = prepared["sys_path"]
+    if prepared["main_path"] is not None:
+        names = runpy.run_path(prepared["main_path"], run_name=MAIN_ALIAS)
+        main = type(sys)(MAIN_ALIAS)
+        main.__dict__.update(names)
+        sys.modules["__main__"] = sys.modules[MAIN_ALIAS] = main
+    fn: Callable[[Any], object] = pickle.loads(prepared["fn"])
+    return fn
+
+
+def _answer(send: BinaryIO, fn: Callable[[Any], object], request: bytes) -> None:
+    try:
+        value = fn(pickle.loads(request))
+        _write_message(send, "value", value)
+    except Exception as error:  # ruff: ignore[blind-except]  the scorer is user code
+        _write_message(send, "error", _described(error))
+
+
+def main() -> None:
+    """Serve until the parent closes the pipe."""
+    receive, send = _take_channels()
+    setup = _read_message(receive)
+    if setup is None:
+        return
+    try:
+        fn = _load(setup)
+    except Exception as error:  # ruff: ignore[blind-except]  importing runs user code
+        _write_message(send, "error", _described(error))
+        return
+    _write_message(send, "ready", None)
+    while (request := _read_message(receive)) is not None:
+        _answer(send, fn, request)
+
+
+if __name__ == "__main__":
+    main()
