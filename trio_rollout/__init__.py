@@ -1,0 +1,45 @@
+"""A Trio-native rollout engine for reinforcement learning of language models.
+
+General layout, in the order a prompt travels:
+
+- ``sources/``     where prompts come from
+- ``_pool.py``     who runs; ``_attempt.py``, ``_group.py``, ``_rollout.py``, ``_turn.py``: one try at a group, inside out
+- ``sglang/``      the servers: the client's hot path, choice of a server, control, aborts that are owed
+- ``rewards/``     stock scorers, and scorers in threads and processes
+- ``_delivery.py`` ready, delivered, acked; ``ledger/`` the same on disk
+- ``_weights.py``  the weight-update window
+- ``_engine.py``   wires all of that together
+- ``_core/``       values and decisions without I/O; ``abc``: what users write; ``errors``: what is raised
+"""
+
+from ._batch import Batch as Batch
+from ._core.enums import Cause as Cause
+from ._core.enums import Leftovers as Leftovers
+from ._core.enums import PauseMode as PauseMode
+from ._core.enums import Status as Status
+from ._core.enums import Stop as Stop
+from ._core.sampling import SamplingParams as SamplingParams
+from ._core.settings import Deadlines as Deadlines
+from ._core.settings import Discard as Discard
+from ._core.settings import EngineSettings as EngineSettings
+from ._core.settings import Pace as Pace
+from ._core.settings import Retry as Retry
+from ._core.settings import Staleness as Staleness
+from ._core.statistics import EngineStatistics as EngineStatistics
+from ._core.statistics import ServerCounts as ServerCounts
+from ._core.statistics import ServerStatistics as ServerStatistics
+from ._core.values import Failure as Failure
+from ._core.values import Group as Group
+from ._core.values import GroupId as GroupId
+from ._core.values import Prompt as Prompt
+from ._core.values import QuarantineReport as QuarantineReport
+from ._core.values import Segment as Segment
+from ._core.values import Trajectory as Trajectory
+from ._core.values import Turn as Turn
+from ._core.values import VersionSpan as VersionSpan
+from ._engine import Batches as Batches
+from ._engine import RolloutEngine as RolloutEngine
+from ._engine import open_rollout_engine as open_rollout_engine
+from ._ports import Ports as Ports
+from ._rollout import SingleTurn as SingleTurn
+from ._weights import WeightUpdate as WeightUpdate

@@ -14,7 +14,7 @@ import attrs
 from ..errors import SourceError
 from .enums import Cause
 from .lifecycle import Event, State, step
-from .values import Failure, Group, GroupId, Prompt, QuarantineReport
+from .values import Group, GroupId, Prompt, QuarantineReport
 
 _THROUGH = frozenset({State.ACKED, State.FILTERED, State.RETURNED})
 
@@ -105,12 +105,10 @@ class Book:
         entry.group = group
         entry.free = 0
 
-    def quarantine(self, entry: Entry, cause: Cause, error: Failure) -> QuarantineReport:
+    def quarantine(self, entry: Entry, report: QuarantineReport) -> None:
         """Give the group up."""
-        report = QuarantineReport(id=entry.id, cause=cause, attempts=entry.attempt, error=error)
         self.apply(entry, Event.QUARANTINE)
         self._reports.append(report)
-        return report
 
     def count(self, state: State) -> int:
         """How many groups are in this state."""

@@ -19,6 +19,11 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
 
 
+def is_whole(value: object, low: float = -math.inf) -> bool:
+    """Whether this is an integer (a bool is none) not below ``low``."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= low
+
+
 def at_least(low: float) -> Validator:
     """A number not below ``low``."""
 
@@ -33,7 +38,7 @@ def whole(low: int) -> Validator:
     """An integer not below ``low``."""
 
     def check(instance: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        if not is_whole(value, low):
             _refuse(instance, attribute.name, value, f"an integer >= {low}")
 
     return check

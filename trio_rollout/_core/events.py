@@ -72,13 +72,21 @@ class Acked:
 
 
 @attrs.frozen(kw_only=True)
+class Restored:
+    """The trainer went back to step ``step``: these groups, delivered after it and not acked, are ready again."""
+
+    step: int
+    ids: tuple[GroupId, ...]
+
+
+@attrs.frozen(kw_only=True)
 class VersionChanged:
     """The engine's newest weight version."""
 
     version: int
 
 
-Event: TypeAlias = Pulled | Requeued | Ready | Filtered | Quarantined | Delivered | Acked | VersionChanged
+Event: TypeAlias = Pulled | Requeued | Ready | Filtered | Quarantined | Delivered | Acked | Restored | VersionChanged
 
 
 @attrs.frozen(kw_only=True)

@@ -1,10 +1,18 @@
 """Sampling parameters, named and defined as SGLang names them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import attrs
 
 from .checks import at_least, between
+
+
+def _mapping(value: Mapping[str, object]) -> Mapping[str, object]:
+    return dict(value)
+
+
+def _ids(value: Iterable[int]) -> tuple[int, ...]:
+    return tuple(value)
 
 
 def _strings(value: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
@@ -29,8 +37,8 @@ class SamplingParams:
     top_k: int = attrs.field(default=-1, validator=at_least(-1))
     min_p: float = attrs.field(default=0.0, converter=float, validator=between(0.0, 1.0))
     stop: tuple[str, ...] = attrs.field(default=(), converter=_strings)
-    stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=tuple)
+    stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_ids)
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     sampling_seed: int | None = None
-    extra: Mapping[str, object] = attrs.field(factory=dict, converter=dict)
+    extra: Mapping[str, object] = attrs.field(factory=dict, converter=_mapping)

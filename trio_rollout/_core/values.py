@@ -35,6 +35,10 @@ class VersionSpan(NamedTuple):
     version: int
 
 
+def _mapping(value: Mapping[str, object]) -> Mapping[str, object]:
+    return dict(value)
+
+
 def _optional_ids(ids: Sequence[int] | npt.NDArray[Any] | None) -> IdArray | None:
     return None if ids is None else id_array(ids)
 
@@ -64,9 +68,9 @@ class Prompt:
     text: str | None = None
     messages: tuple[Mapping[str, object], ...] | None = attrs.field(default=None, converter=_messages)
     label: object = None
-    metadata: Mapping[str, object] = attrs.field(factory=dict, converter=dict)
+    metadata: Mapping[str, object] = attrs.field(factory=dict, converter=_mapping)
     sampling: SamplingParams | None = None
-    extra: Mapping[str, object] = attrs.field(factory=dict, converter=dict)
+    extra: Mapping[str, object] = attrs.field(factory=dict, converter=_mapping)
     epoch: int = 0
 
     def __attrs_post_init__(self) -> None:

@@ -1,0 +1,120 @@
+"""One attempt at a group: deadline ⊃ rollouts ⊃ reward; then its single outcome.
+
+Leaving the attempt's scope without an outcome *is* the requeue, and the cause says why. The first terminal outcome wins,
+both ways: once claimed, no cancellation can undo it; once cancelled, a late result is thrown away.
+"""
+
+import math
+from typing import TypeAlias
+
+import attrs
+import trio
+
+from ._core.enums import Cause
+from ._core.failures import failure_of
+from ._core.values import Failure, Group, GroupId, Prompt
+from .errors import GenerateError, RequestRejected, ServerLost
+
+
+@attrs.frozen
+class Finished:
+    """The group is complete and scored."""
+
+    group: Group
+
+
+@attrs.frozen
+class Dropped:
+    """The group is complete, but the user's filter does not want it."""
+
+    group: Group
+    reason: str
+
+
+@attrs.frozen
+class Unfinished:
+    """The attempt ended without a result. ``hopeless``: no other try can end differently."""
+
+    cause: Cause
+    failure: Failure
+    hopeless: bool = False
+
+
+Result: TypeAlias = Finished | Dropped
+Outcome: TypeAlias = Finished | Dropped | Unfinished
+
+
+@attrs.define(eq=False)
+class Attempt:
+    """Identity, scope and fate of one try at a group. ``generating`` counts its rollouts that still sample."""
+
+    id: GroupId
+    number: int
+    prompt: Prompt
+    generating: int
+    scope: trio.CancelScope
+    new_tokens: int = attrs.field(default=0, init=False)
+    _end: Unfinished | None = attrs.field(default=None, init=False)
+    _claimed: bool = attrs.field(default=False, init=False)
+
+    @property
+    def deadline(self) -> float:
+        """When it must be over, on ``trio.current_time()``'s clock."""
+        return self.scope.deadline
+
+    @property
+    def cause(self) -> Cause | None:
+        """Why it was cancelled; None while it was not."""
+        return None if self._end is None else self._end.cause
+
+    def cancel(self, cause: Cause, why: str, *, failure: Failure | None = None, hopeless: bool = False) -> bool:
+        """End it without a result, unless it has ended already; whether this call did it."""
+        if self._claimed or self._end is not None:
+            return False
+        if self._deadline_passed():
+            self._end = self._out_of_time()
+        else:
+            self._end = Unfinished(cause, failure or self._failure(cause, why), hopeless)
+        self.scope.cancel(reason=f"{self._end.cause.value}: {why}")
+        return self._end.cause is cause
+
+    def fail(self, error: Exception) -> None:
+        """User code or a server raised this: end the attempt with the cause that it means."""
+        cause = Cause.SERVER_LOST if isinstance(error, ServerLost) else Cause.ERROR
+        failure = failure_of(error, cause, group=self.id, attempt=self.number)
+        self.cancel(cause, str(error), failure=failure, hopeless=isinstance(error, RequestRejected))
+
+    def claim(self, result: Result) -> Outcome:
+        """Make this the outcome, unless the attempt was cancelled before."""
+        if self._end is not None:
+            return self._end
+        self._claimed = True
+        return result
+
+    def unfinished(self) -> Unfinished:
+        """The outcome of an attempt whose scope was left without a claim."""
+        return self._end or self._out_of_time()
+
+    async def give_up(self, cause: Cause, why: str, *, failure: Failure | None = None) -> GenerateError:
+        """Cancel the attempt from inside one of its own tasks.
+
+        Raises Cancelled at once. Only a caller that shields itself comes back from here, with an exception to raise.
+        """
+        self.cancel(cause, why, failure=failure)
+        await trio.lowlevel.checkpoint()
+        return GenerateError(f"group {self.id}: attempt {self.number} is over ({self.unfinished().failure})")
+
+    def _deadline_passed(self) -> bool:
+        return trio.current_time() >= self.scope.deadline
+
+    def _out_of_time(self) -> Unfinished:
+        return Unfinished(Cause.DEADLINE, self._failure(Cause.DEADLINE, "the group's deadline passed"))
+
+    def _failure(self, cause: Cause, why: str) -> Failure:
+        return Failure(cause=cause, type="", message=why, group=self.id, attempt=self.number)
+
+
+def new_attempt(prompt: Prompt, number: int, *, rollouts: int, seconds: float | None) -> Attempt:
+    """An attempt that may take so many seconds from now; None or less than zero: any time."""
+    deadline = math.inf if seconds is None or seconds <= 0 else trio.current_time() + seconds
+    return Attempt(prompt.group_id, number, prompt, rollouts, trio.CancelScope(deadline=deadline))

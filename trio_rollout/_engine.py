@@ -1,0 +1,265 @@
+"""The rollout engine: wires source, pool, delivery and weights; the only file that knows them all."""
+
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Self, final
+
+import attrs
+import trio
+
+from ._batch import Batch
+from ._core.batching import Answer, Supply, decide
+from ._core.checks import is_whole
+from ._core.enums import PauseMode
+from ._core.lifecycle import State
+from ._core.settings import EngineSettings
+from ._core.statistics import EngineStatistics, ServerStatistics
+from ._core.values import Group, QuarantineReport
+from ._evaluation import Evaluation, evaluation_recipe
+from ._parts import Parts, assemble
+from ._ports import Ports
+from ._service import open_service
+from ._weights import WeightUpdate
+from .abc import Generate, GroupFilter, GroupReward, InferenceServers, Instrument, Ledger, Reward, Source
+from .errors import EndOfData, EngineClosed
+
+_LOGGER = logging.getLogger("trio_rollout")
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class RolloutEngine:
+    """A running engine; ``open_rollout_engine`` makes one. Its tasks run until the ``async with`` block is left."""
+
+    _parts: Parts
+    _before: ServerStatistics
+    _evaluation_limit: trio.CapacityLimiter
+    _closed: bool = attrs.field(default=False, init=False)
+
+    async def next_batch(self, size: int) -> Batch:
+        """Wait for ``size`` finished groups and take them.
+
+        Blocks until they are there; at the end of data the last batch may be smaller. Waiters are served first come,
+        first served. Cancelled, it has taken nothing: every group is ready again. A size above ``max_ready`` raises the
+        buffer's bound for this call.
+
+        Raises:
+          EndOfData: every group was delivered, filtered or quarantined.
+          EngineClosed: the engine was drained and nothing is left, or its block was left.
+          RuntimeError: it would have to wait inside its caller's own ``weight_update``.
+          Exception: the engine's own failure (SourceError, LedgerError, an exhausted failure budget), at once.
+        """
+        if not is_whole(size, 1):
+            raise ValueError(f"next_batch: size must be an integer >= 1, got {size!r}")
+        self._refuse_if_closed("next_batch")
+        if decide(size, self._supply()).answer is Answer.WAIT:
+            self._refuse_inside_window("next_batch")
+        return await self._parts.delivery.next_batch(size, self._supply, self.statistics)
+
+    def batches(self, size: int) -> "Batches":
+        """Batches of ``size`` groups, until the data ends or the engine is drained."""
+        return Batches(self, size)
+
+    def weight_update(
+        self, *, version: int, mode: PauseMode = PauseMode.ABORT
+    ) -> AbstractAsyncContextManager[WeightUpdate]:
+        """Open a window in which every server is paused, so that the body can give them new weights.
+
+        Entering blocks until every server is paused and, with ABORT, quiet. The body runs with nothing sampling. Leaving
+        reads the servers' versions, resumes them whatever was raised, and lets requests through again. Cancelled, the
+        version stays and the servers are resumed all the same.
+
+        Raises:
+          ValueError: the version is not above the current one.
+          trio.BusyResourceError: another window is open.
+          ServerError: a server could not be paused (the body does not run), or names another version afterwards.
+        """
+        self._refuse_if_closed("weight_update")
+        return self._parts.weights.update(version, mode)
+
+    async def drain(self, grace: float | None = None) -> None:
+        """Stop admitting, let running groups finish for ``grace`` seconds, cancel the rest, wait for their wrap-up.
+
+        Waiting and cancelled groups are given back to the source, or stay in the ledger. Ready groups stay deliverable;
+        afterwards ``next_batch`` raises EngineClosed. Without ``grace`` it is ``Deadlines.drain`` less ``abort``.
+        Cancelled, admission stays closed and the rest happens on leaving.
+
+        Raises:
+          RuntimeError: it was called inside the caller's own ``weight_update``.
+        """
+        self._refuse_inside_window("drain")
+        deadlines = self._parts.recipe.settings.deadlines
+        await self._parts.pool.drain(deadlines.drain - deadlines.abort if grace is None else grace)
+
+    async def evaluate(
+        self, source: Source, generate: Generate | None = None, samples_per_prompt: int = 1
+    ) -> tuple[Group, ...]:
+        """Run every prompt of ``source`` once and return its groups, in the source's order.
+
+        Blocks until all are done; production goes on beside it and its counts stay as they are. A weight update restarts
+        what it interrupts. A prompt that failed for good is a group of FAILED trajectories. Cancelled, its rollouts are
+        aborted on their servers.
+
+        Raises:
+          RuntimeError: it was called inside the caller's own ``weight_update``.
+          Exception: the engine's own failure, or whatever the source raised.
+        """
+        self._refuse_if_closed("evaluate")
+        self._refuse_inside_window("evaluate")
+        parts = self._parts
+        parts.fate.check()
+        evaluation = Evaluation(
+            recipe=evaluation_recipe(parts.recipe, generate, samples_per_prompt),
+            fate=parts.fate,
+            live=parts.weights.evaluations,
+            groups_at_once=self._evaluation_limit,
+            samples=samples_per_prompt,
+        )
+        return await evaluation.run(source)
+
+    async def restore(self, step: int) -> None:
+        """Offer again every batch delivered after ``step`` and not acked: for a trainer that went back to that checkpoint.
+
+        Blocks until the ledger has it. The next weight update may then name a version that is not above the current one.
+
+        Raises:
+          RolloutError: a later batch was acked.
+        """
+        await self._parts.delivery.restore(step)
+        self._parts.weights.may_repeat = True
+
+    @property
+    def weight_version(self) -> int:
+        """The newest weight version."""
+        return self._parts.recipe.gate.version
+
+    def statistics(self) -> EngineStatistics:
+        """Counts of this moment."""
+        parts, book = self._parts, self._parts.book
+        servers = parts.recipe.servers.statistics()
+        return EngineStatistics(
+            pulled=book.pulled,
+            waiting=book.count(State.WAITING),
+            running=book.count(State.RUNNING),
+            ready=book.count(State.READY),
+            delivered=book.count(State.DELIVERED),
+            acked=book.count(State.ACKED),
+            filtered=book.count(State.FILTERED),
+            quarantined=book.count(State.QUARANTINED),
+            returned=book.count(State.RETURNED),
+            requeues=book.requeues,
+            late=servers.late - self._before.late,
+            orphans=servers.orphans - self._before.orphans,
+            running_rollouts=parts.slots.in_use,
+            max_running=parts.slots.total,
+            generated_tokens=parts.pool.generated_tokens,
+            weight_version=self.weight_version,
+        )
+
+    def quarantined(self) -> Sequence[QuarantineReport]:
+        """What was given up: id, cause, attempts and last error of each."""
+        return self._parts.book.reports
+
+    def __repr__(self) -> str:
+        now = self.statistics()
+        return (
+            f"<RolloutEngine {now.running} groups running ({now.running_rollouts} rollouts), {now.waiting} waiting, "
+            f"{now.ready} ready, {now.delivered} delivered | weights {now.weight_version}>"
+        )
+
+    def _supply(self) -> Supply:
+        parts = self._parts
+        return Supply(
+            ready=parts.delivery.ready,
+            unfinished=parts.book.count(State.WAITING) + parts.book.count(State.RUNNING),
+            exhausted=parts.pool.exhausted,
+            drained=parts.pool.drained,
+            failed=parts.fate.error is not None,
+            failure_told=parts.fate.told,
+        )
+
+    def _refuse_if_closed(self, what: str) -> None:
+        if self._closed:
+            raise EngineClosed(f"{what}: the engine's block was left")
+
+    def _refuse_inside_window(self, what: str) -> None:
+        if self._parts.weights.is_inside():
+            raise RuntimeError(
+                f"{what}: it would wait for rollouts that cannot run before this weight_update block is left"
+            )
+
+    async def _leave(self, error: BaseException | None) -> None:
+        """Drain within ``Deadlines.drain``: with no grace when the body failed, or when nobody can get the results."""
+        deadlines = self._parts.recipe.settings.deadlines
+        grace = deadlines.drain - deadlines.abort if error is None and self._parts.record.ledger is not None else 0.0
+        with trio.move_on_after(deadlines.drain):
+            await self._parts.pool.drain(grace)
+            await self._parts.pool.give_back(self._parts.delivery.give_up_ready())
+        self._closed = True
+
+
+@final
+@attrs.define(eq=False)
+class Batches:
+    """Asynchronous iterator over batches; stops at the end of data, or when the engine is drained."""
+
+    _engine: RolloutEngine
+    _size: int
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch:
+        try:
+            return await self._engine.next_batch(self._size)
+        except (EndOfData, EngineClosed):
+            raise StopAsyncIteration from None
+
+
+@asynccontextmanager
+async def open_rollout_engine(
+    source: Source,
+    generate: Generate,
+    *,
+    servers: InferenceServers,
+    reward: Reward | None = None,
+    group_reward: GroupReward | None = None,
+    group_filter: GroupFilter | None = None,
+    ledger: Ledger | None = None,
+    settings: EngineSettings | None = None,
+    instruments: Sequence[Instrument] = (),
+    ports: Ports | None = None,
+) -> AsyncGenerator[RolloutEngine]:
+    """Run rollouts of the source's prompts until the block is left.
+
+    Entering reads the servers' versions and what the ledger remembers. Leaving takes at most ``Deadlines.drain`` plus one
+    accepted write: running groups are cancelled and settled, what is unfinished goes back to the source or stays in the
+    ledger. The body's own exception comes out as itself.
+
+    Raises:
+      LedgerError: the ledger belongs to another run.
+      ServerError: no server names its version.
+      Exception: the engine's own failure, on leaving, if no call had told it.
+    """
+    parts = await assemble(
+        source=source,
+        generate=generate,
+        servers=servers,
+        reward=reward,
+        group_reward=group_reward,
+        group_filter=group_filter,
+        ledger=ledger,
+        settings=settings or EngineSettings(),
+        instruments=instruments,
+        ports=ports or Ports(),
+    )
+    groups = max(1, parts.recipe.settings.max_running // parts.recipe.settings.samples_per_prompt)
+    engine = RolloutEngine(parts, parts.recipe.servers.statistics(), trio.CapacityLimiter(groups))
+
+    async def leave(_: None, error: BaseException | None) -> None:
+        await engine._leave(error)
+
+    async with open_service(parts.pool.serve, leave):
+        yield engine
+    parts.fate.check()

@@ -1,0 +1,118 @@
+"""Evaluation beside production: slots of its own, counts of its own, never a missing prompt.
+
+Its attempts are children of the caller's task. A weight update restarts what it interrupts, so no trajectory mixes versions;
+a prompt that failed for good is a group of FAILED trajectories.
+"""
+
+from typing import final
+
+import attrs
+import trio
+
+from ._attempt import Outcome, Unfinished, new_attempt
+from ._backoff import retry_wait_s, wait_s
+from ._core.enums import Status, Stop
+from ._core.retry import Again, after_failure
+from ._core.values import Failure, Group, GroupId, Prompt, Trajectory
+from ._fate import Fate
+from ._group import run_attempt
+from ._live import LiveAttempts
+from ._recipe import Recipe
+from ._signal import StateChange
+from ._slots import Slots
+from .abc import Generate, Source
+
+_AT_ONCE = 64
+"""How many prompts are taken from the source in one call."""
+
+
+@final
+@attrs.define(eq=False, repr=False, kw_only=True)
+class Evaluation:
+    """One evaluation's groups, by the order of their prompts."""
+
+    recipe: Recipe
+    fate: Fate
+    live: LiveAttempts
+    groups_at_once: trio.CapacityLimiter
+    samples: int
+    _groups: dict[GroupId, Group | None] = attrs.field(factory=dict, init=False)
+
+    async def run(self, source: Source) -> tuple[Group, ...]:
+        """Evaluate every prompt of the source.
+
+        Raises:
+          Exception: the engine's own failure, as soon as it happens; whatever the source raises, as it is.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._give_up_with_engine, nursery.cancel_scope, name="evaluation: engine failure")
+            async with trio.open_nursery() as prompts:
+                while taken := await source.take(_AT_ONCE):
+                    for prompt in taken:
+                        self._groups[prompt.group_id] = None
+                        prompts.start_soon(self._one, prompt, name=f"evaluate {prompt.group_id}")
+            nursery.cancel_scope.cancel()
+        self.fate.check()
+        return tuple(group for group in self._groups.values() if group is not None)
+
+    async def _give_up_with_engine(self, all_of_it: trio.CancelScope) -> None:
+        await self.fate.changed.wait_until(lambda: self.fate.error is not None)
+        all_of_it.cancel(reason="the engine failed")
+
+    async def _one(self, prompt: Prompt) -> None:
+        number = attempts = free = 0
+        retry = self.recipe.settings.retry
+        while True:
+            number += 1
+            outcome, new_tokens = await self._attempt(prompt, number)
+            if not isinstance(outcome, Unfinished):
+                self._groups[prompt.group_id] = outcome.group
+                return
+            verdict = after_failure(
+                outcome.cause,
+                hopeless=outcome.hopeless,
+                attempts=attempts,
+                free=free,
+                new_tokens=new_tokens,
+                retry=retry,
+            )
+            if not isinstance(verdict, Again):
+                self._groups[prompt.group_id] = self._failed(prompt, number, outcome.failure)
+                return
+            attempts, free = verdict.attempts, verdict.free
+            await wait_s(retry_wait_s(verdict.backoff, retry=retry, rng=self.recipe.ports.random))
+
+    async def _attempt(self, prompt: Prompt, number: int) -> tuple[Outcome, int]:
+        async with self.groups_at_once:
+            await self.recipe.gate.wait()
+            attempt = new_attempt(prompt, number, rollouts=self.samples, seconds=self.recipe.settings.deadlines.group)
+            lease = Slots(total=self.samples, changed=StateChange()).claim(self.samples)
+            with self.live.holding(attempt), lease:
+                return await run_attempt(attempt, self.recipe, lease), attempt.new_tokens
+
+    def _failed(self, prompt: Prompt, number: int, failure: Failure) -> Group:
+        rows = [
+            Trajectory(
+                prompt=prompt,
+                index=index,
+                segments=(),
+                status=Status.FAILED,
+                stop=Stop.ABORT,
+                turns=0,
+                metadata=prompt.metadata,
+                error=failure,
+            )
+            for index in range(self.samples)
+        ]
+        return Group(id=prompt.group_id, attempt=number, prompt=prompt, trajectories=rows)
+
+
+def evaluation_recipe(recipe: Recipe, generate: Generate | None, samples: int) -> Recipe:
+    """The recipe of an evaluation: no filter, no continuing across versions, perhaps another generate function."""
+    settings = attrs.evolve(
+        recipe.settings,
+        samples_per_prompt=samples,
+        partial=False,
+        max_running=max(recipe.settings.max_running, samples),
+    )
+    return attrs.evolve(recipe, generate=generate or recipe.generate, group_filter=None, settings=settings)

@@ -1,0 +1,37 @@
+"""The engine's own failure: stored by whoever meets it, raised to whoever waits.
+
+Engine tasks never raise into the nursery around the user's body. The first failure wins; it is told once by the call that
+meets it, or on leaving if nobody was told.
+"""
+
+from typing import NoReturn, final
+
+import attrs
+
+from ._signal import StateChange
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class Fate:
+    """Whether the engine has failed, and whether its user knows."""
+
+    changed: StateChange
+    error: Exception | None = attrs.field(default=None, init=False)
+    told: bool = attrs.field(default=False, init=False)
+
+    def fail(self, error: Exception) -> None:
+        """Store a failure and wake everybody who waits for something that cannot come now."""
+        if self.error is None:
+            self.error = error
+        self.changed.notify()
+
+    def check(self) -> None:
+        """Raise the failure, if there is one that nobody was told of."""
+        if self.error is not None and not self.told:
+            self.tell(self.error)
+
+    def tell(self, error: Exception) -> NoReturn:
+        """Raise the failure to somebody who can do something about it."""
+        self.told = True
+        raise error

@@ -1,0 +1,91 @@
+"""Running one attempt: n rollouts in one nursery, their rewards, the group's reward, the filter.
+
+The first failure ends the attempt and so cancels the siblings; nothing of an attempt outlives its scope.
+"""
+
+import attrs
+import trio
+
+from ._attempt import Attempt, Dropped, Finished, Outcome, Result, Unfinished
+from ._core.enums import Cause, Status
+from ._core.values import Group, Trajectory
+from ._gate import deadline_after
+from ._recipe import Recipe, untouched
+from ._rollout import RolloutHandle
+from ._scoring import group_scored, scored, verdict_on
+from ._slots import SlotLease
+from .abc import Drop
+from .errors import GenerateError
+
+
+async def run_attempt(attempt: Attempt, recipe: Recipe, slots: SlotLease) -> Outcome:
+    """Run the attempt to its single outcome.
+
+    Blocks until everything it started is over. Each rollout gives its slot back at its own end. Cancelled from outside,
+    all of it is wrapped up before Cancelled goes on, and there is no outcome.
+    """
+    outcome: Outcome | None = None
+    try:
+        with attempt.scope:
+            outcome = attempt.claim(await _group_of(attempt, recipe, slots))
+    except Exception as error:  # noqa: BLE001  the boundary of user code: what its nurseries raised while being cancelled
+        attempt.fail(error)
+    return attempt.unfinished() if outcome is None else outcome
+
+
+async def _group_of(attempt: Attempt, recipe: Recipe, slots: SlotLease) -> Result:
+    rows: dict[int, Trajectory] = {}
+    async with trio.open_nursery() as nursery:
+        for index in range(attempt.generating):
+            name = f"rollout {attempt.id} attempt {attempt.number} index {index}"
+            nursery.start_soon(_one_rollout, attempt, recipe, slots, index, rows, name=name)
+    group = Group(
+        id=attempt.id,
+        attempt=attempt.number,
+        prompt=attempt.prompt,
+        trajectories=[rows[index] for index in sorted(rows)],
+    )
+    group = await group_scored(group, recipe)
+    verdict = await verdict_on(group, recipe)
+    return Dropped(group, verdict.reason) if isinstance(verdict, Drop) else Finished(group)
+
+
+async def _one_rollout(
+    attempt: Attempt, recipe: Recipe, slots: SlotLease, index: int, rows: dict[int, Trajectory]
+) -> None:
+    seconds = recipe.settings.deadlines.rollout
+    try:
+        with trio.CancelScope(deadline=deadline_after(seconds)) as scope:
+            rows[index] = await _scored_rollout(attempt, recipe, index, scope.deadline)
+        if scope.cancelled_caught:
+            attempt.cancel(Cause.DEADLINE, f"rollout {index}: its deadline of {seconds} s passed")
+    except Exception as error:  # noqa: BLE001  the boundary of user code: its failure becomes the attempt's
+        attempt.fail(error)
+    finally:
+        slots.release_one()
+
+
+async def _scored_rollout(attempt: Attempt, recipe: Recipe, index: int, deadline: float) -> Trajectory:
+    prompt = untouched(attempt.prompt)
+    handle = RolloutHandle(attempt, recipe, prompt, index, min(deadline, attempt.deadline))
+    try:
+        trajectory = _accepted(await recipe.generate(prompt, handle), attempt, index)
+    finally:
+        attempt.generating -= 1
+    # The trainer gets the source's own prompt, whatever user code did to the copy it was given.
+    return attrs.evolve(await scored(trajectory, recipe), prompt=attempt.prompt)
+
+
+def _accepted(trajectory: object, attempt: Attempt, index: int) -> Trajectory:
+    where = f"generate function, group {attempt.id}, rollout {index}"
+    if not isinstance(trajectory, Trajectory):
+        raise GenerateError(f"{where}: a Trajectory wanted, got {type(trajectory).__name__}")
+    if trajectory.status in {Status.ABORTED, Status.FAILED}:
+        reason = f": {trajectory.error}" if trajectory.error else ""
+        raise GenerateError(f"{where}: returned a trajectory that is {trajectory.status.value}{reason}")
+    if not any(segment.response_length for segment in trajectory.segments):
+        raise GenerateError(f"{where}: returned a trajectory without one token")
+    return attrs.evolve(trajectory, index=index)
+
+
+__all__ = ["Unfinished", "run_attempt"]

@@ -1,0 +1,151 @@
+"""Putting an engine together: its parts, wired, with what the ledger remembers."""
+
+import hashlib
+from collections.abc import Sequence
+
+import attrs
+
+from ._core.book import Book, Entry
+from ._core.events import Recovered, RunIdentity
+from ._core.lifecycle import State
+from ._core.retry import FailureBudget
+from ._core.settings import EngineSettings
+from ._core.values import Group
+from ._delivery import Delivery
+from ._fate import Fate
+from ._gate import Gate
+from ._instruments import Instruments
+from ._live import LiveAttempts
+from ._pool import Pool
+from ._ports import Ports
+from ._recipe import Recipe
+from ._record import Record
+from ._signal import StateChange
+from ._slots import Slots
+from ._weights import Weights
+from .abc import Generate, GroupFilter, GroupReward, InferenceServers, Instrument, Ledger, Reward, Source
+
+
+_LONGEST_IDENTITY = 200
+
+
+@attrs.frozen(eq=False)
+class Parts:
+    """Everything an engine is made of."""
+
+    recipe: Recipe
+    book: Book
+    delivery: Delivery
+    pool: Pool
+    weights: Weights
+    record: Record
+    fate: Fate
+    slots: Slots
+
+
+async def assemble(
+    *,
+    source: Source,
+    generate: Generate,
+    servers: InferenceServers,
+    reward: Reward | None,
+    group_reward: GroupReward | None,
+    group_filter: GroupFilter | None,
+    ledger: Ledger | None,
+    settings: EngineSettings,
+    instruments: Sequence[Instrument],
+    ports: Ports,
+) -> Parts:
+    """Wire an engine's parts and restore them to where the ledger's last run was. Starts nothing."""
+    recipe = Recipe(
+        generate=generate,
+        reward=reward,
+        group_reward=group_reward,
+        group_filter=group_filter,
+        servers=servers.under(settings.deadlines),
+        gate=Gate(),
+        settings=settings,
+        ports=ports,
+    )
+    past = Recovered() if ledger is None else await ledger.begin(_identity(source, settings))
+    parts = _wire(source, recipe, ledger, Instruments(instruments))
+    if past.source_state is not None:
+        source.restore(past.source_state)
+    _remember(parts, past)
+    named = [version for version in (await recipe.servers.versions()).values() if version is not None]
+    recipe.gate.version = max(named, default=0) if past.weight_version is None else past.weight_version
+    recipe.servers.require_version(recipe.gate.version)
+    return parts
+
+
+def _wire(source: Source, recipe: Recipe, ledger: Ledger | None, instruments: Instruments) -> Parts:
+    changed, came = StateChange(), StateChange()
+    fate = Fate(came)
+    record, book, live = Record(ledger, fate), Book(), LiveAttempts()
+    delivery = Delivery(
+        book=book,
+        record=record,
+        fate=fate,
+        max_ready=recipe.settings.max_ready,
+        new_id=recipe.ports.new_rid,
+        came=came,
+        taken=changed,
+    )
+    slots = Slots(recipe.settings.max_running, changed)
+    pool = Pool(
+        source=source,
+        recipe=recipe,
+        book=book,
+        delivery=delivery,
+        record=record,
+        fate=fate,
+        live=live,
+        slots=slots,
+        changed=changed,
+        instruments=instruments,
+        budget=FailureBudget(recipe.settings.failure_budget),
+    )
+    weights = Weights(
+        recipe=recipe,
+        live=live,
+        evaluations=LiveAttempts(),
+        record=record,
+        fate=fate,
+        changed=changed,
+        instruments=instruments,
+    )
+    return Parts(recipe, book, delivery, pool, weights, record, fate, slots)
+
+
+def _remember(parts: Parts, past: Recovered) -> None:
+    book = parts.book
+    book.count_earlier(acked=past.acked, filtered=past.filtered, reports=past.quarantined)
+    parts.pool.remember([
+        book.enter(
+            Entry(
+                id=item.prompt.group_id,
+                prompt=item.prompt,
+                attempt=item.attempt,
+                attempts=item.attempts,
+                free=item.free,
+            )
+        )
+        for item in past.unfinished
+    ])
+    handed_out = [(group, True) for _, groups in past.delivered for group in groups]
+    waiting = [(group, False) for group in past.ready]
+    parts.delivery.remember([(book.enter(_ready_entry(group)), seen) for group, seen in handed_out + waiting])
+    parts.delivery.next_step = past.next_step
+
+
+def _ready_entry(group: Group) -> Entry:
+    return Entry(id=group.id, prompt=group.prompt, state=State.READY, attempt=group.attempt, group=group)
+
+
+def _identity(source: Source, settings: EngineSettings) -> RunIdentity:
+    """A source names itself by an attribute ``identity``; one without is known by its type."""
+    name = getattr(source, "identity", None)
+    text = str(name) if name is not None else f"{type(source).__module__}.{type(source).__qualname__}"
+    if len(text) > _LONGEST_IDENTITY:
+        text = hashlib.sha256(text.encode()).hexdigest()
+    return RunIdentity(source=text, samples_per_prompt=settings.samples_per_prompt)

@@ -1,0 +1,233 @@
+"""Who runs: pulls prompts, admits groups while slots are free, settles each attempt exactly once, drains.
+
+Owns the nursery of attempts and the queue of waiting groups. Requeued groups join the queue at its end: behind what was
+waiting, before what was never pulled. Nothing here is polled: whoever frees a slot, requeues or opens the gate notifies.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import final
+
+import attrs
+import trio
+
+from ._attempt import Attempt, Dropped, Finished, Outcome, Unfinished, new_attempt
+from ._backoff import retry_wait_s, wait_s
+from ._core.admission import Load, pullable, startable
+from ._core.book import Book, Entry
+from ._core.enums import Cause
+from ._core.events import Filtered, Pulled, Quarantined, Ready, Requeued
+from ._core.lifecycle import Event, State
+from ._core.retry import Again, FailureBudget, after_failure
+from ._core.values import Prompt, QuarantineReport
+from ._delivery import Delivery
+from ._fate import Fate
+from ._group import run_attempt
+from ._instruments import Instruments
+from ._live import LiveAttempts
+from ._recipe import Recipe
+from ._record import Record
+from ._signal import StateChange
+from ._slots import SlotLease, Slots
+from .abc import Source
+from .errors import LedgerError, RolloutError, SourceError
+
+
+@final
+@attrs.define(eq=False, repr=False, kw_only=True)
+class Pool:
+    """The running groups. ``changed`` is notified when a group might be started or pulled."""
+
+    source: Source
+    recipe: Recipe
+    book: Book
+    delivery: Delivery
+    record: Record
+    fate: Fate
+    live: LiveAttempts
+    slots: Slots
+    changed: StateChange
+    instruments: Instruments
+    budget: FailureBudget
+    exhausted: bool = False
+    drained: bool = attrs.field(default=False, init=False)
+    generated_tokens: int = attrs.field(default=0, init=False)
+    _queue: deque[Entry] = attrs.field(factory=deque, init=False)
+    _admission: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+    _one_drain: trio.Lock = attrs.field(factory=trio.Lock, init=False)
+
+    def remember(self, entries: Sequence[Entry]) -> None:
+        """Queue groups that a ledger remembers as unfinished."""
+        self._queue.extend(entries)
+
+    async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Run until admission is closed by a drain and every attempt is over."""
+        async with trio.open_nursery() as attempts:
+            task_status.started()
+            with self._admission:
+                async with trio.open_nursery() as admitting:
+                    admitting.start_soon(self._pull, name="pull prompts")
+                    admitting.start_soon(self._admit, attempts, name="admit groups")
+
+    def load(self) -> Load:
+        """What admission looks at now."""
+        return Load(
+            open=self.recipe.gate.is_open and self.fate.error is None,
+            free_slots=self.slots.free,
+            per_group=self.recipe.settings.samples_per_prompt,
+            eligible=len(self._queue),
+            finished=self.delivery.ready + self.delivery.blocked,
+            bound=self.delivery.bound,
+            exhausted=self.exhausted,
+        )
+
+    async def _pull(self) -> None:
+        while not self.exhausted:
+            await self.changed.wait_until(lambda: pullable(self.load()) > 0)
+            try:
+                await self._pull_some(pullable(self.load()))
+            except Exception as error:  # noqa: BLE001  the boundary of the source: its failure becomes the engine's
+                self.fate.fail(error if isinstance(error, RolloutError) else _source_failed(error))
+                return
+
+    async def _pull_some(self, count: int) -> None:
+        prompts = await self.source.take(count)
+        if len(prompts) > count or not all(isinstance(prompt, Prompt) for prompt in prompts):
+            raise SourceError(f"source.take({count}) must give at most {count} prompts, got {prompts!r:.200}")
+        self.exhausted = not prompts
+        entries = [self.book.pull(prompt) for prompt in prompts]
+        if prompts:
+            await self.record.write(Pulled(prompts=tuple(prompts), source_state=self.source.state()))
+        self._queue.extend(entries)
+        self.changed.notify()
+        self.delivery.came.notify()
+
+    async def _admit(self, attempts: trio.Nursery) -> None:
+        while True:
+            await self.changed.wait_until(lambda: startable(self.load()) > 0)
+            for _ in range(startable(self.load())):
+                self._start(attempts)
+
+    def _start(self, attempts: trio.Nursery) -> None:
+        entry = self._queue.popleft()
+        settings = self.recipe.settings
+        self.book.start(entry)
+        attempt = new_attempt(
+            entry.prompt, entry.attempt, rollouts=settings.samples_per_prompt, seconds=settings.deadlines.group
+        )
+        lease = self.slots.claim(settings.samples_per_prompt)
+        self.instruments.emit("group.started", id=entry.id, attempt=entry.attempt)
+        attempts.start_soon(self._run, entry, attempt, lease, name=f"group {entry.id} attempt {entry.attempt}")
+
+    async def _run(self, entry: Entry, attempt: Attempt, lease: SlotLease) -> None:
+        with self.live.holding(attempt):
+            with lease:
+                outcome = await run_attempt(attempt, self.recipe, lease)
+            self.generated_tokens += attempt.new_tokens
+            try:
+                backoff = await self._settle(entry, attempt, outcome)
+            except LedgerError:
+                return  # the record has told the engine; on disk the group is unfinished, and it stays so here
+        self.delivery.came.notify()
+        if backoff is None:
+            self.changed.notify()
+            return
+        await wait_s(backoff)
+        self._queue.append(entry)
+        self.changed.notify()
+
+    async def _settle(self, entry: Entry, attempt: Attempt, outcome: Outcome) -> float | None:
+        """Record the outcome, then show it. Returns seconds until a requeued group may start; None for all others."""
+        match outcome:
+            case Finished(group=group):
+                await self.record.write(Ready(group=group))
+                self.budget.group_ready()
+                await self.delivery.put(entry, group)
+                self.instruments.emit("group.ready", id=entry.id, attempt=attempt.number, group=group)
+            case Dropped(reason=reason):
+                await self.record.write(Filtered(id=entry.id, attempt=attempt.number, reason=reason))
+                self.budget.group_ready()
+                self.book.apply(entry, Event.FILTER)
+                self.instruments.emit("group.filtered", id=entry.id, attempt=attempt.number, reason=reason)
+            case Unfinished():
+                return await self._settle_unfinished(entry, attempt, outcome)
+        return None
+
+    async def _settle_unfinished(self, entry: Entry, attempt: Attempt, outcome: Unfinished) -> float | None:
+        if outcome.cause is Cause.SHUTDOWN and self.record.ledger is None:
+            return None  # the drain that cancelled it gives it back to the source: no requeue
+        retry = self.recipe.settings.retry
+        verdict = after_failure(
+            outcome.cause,
+            hopeless=outcome.hopeless,
+            attempts=entry.attempts,
+            free=entry.free,
+            new_tokens=attempt.new_tokens,
+            retry=retry,
+        )
+        if not isinstance(verdict, Again):
+            await self._give_up(entry, outcome)
+            return None
+        await self.record.write(
+            Requeued(
+                id=entry.id,
+                attempt=attempt.number,
+                cause=outcome.cause,
+                attempts=verdict.attempts,
+                free=verdict.free,
+                error=outcome.failure,
+            )
+        )
+        self.book.requeue(entry, outcome.cause, attempts=verdict.attempts, free=verdict.free)
+        self.instruments.emit(
+            "group.requeued", id=entry.id, attempt=attempt.number, cause=outcome.cause, error=outcome.failure
+        )
+        return retry_wait_s(verdict.backoff, retry=retry, rng=self.recipe.ports.random)
+
+    async def _give_up(self, entry: Entry, outcome: Unfinished) -> None:
+        report = QuarantineReport(id=entry.id, cause=outcome.cause, attempts=entry.attempt, error=outcome.failure)
+        await self.record.write(Quarantined(report=report))
+        self.book.quarantine(entry, report)
+        self.instruments.emit("group.quarantined", report=report)
+        if self.budget.group_failed():
+            self.fate.fail(
+                RolloutError(
+                    f"{self.budget.in_a_row} groups in a row failed for good and none became ready in between; "
+                    f"failure_budget is {self.budget.limit}. Last error: {outcome.failure}"
+                )
+            )
+
+    async def drain(self, grace: float) -> None:
+        """Stop admitting, let the running finish for ``grace`` seconds, cancel the rest and wait for their wrap-up.
+
+        Then what waits is given back to the source, unless a ledger keeps it. A second drain does nothing.
+        """
+        async with self._one_drain:
+            self._admission.cancel(reason="drain")
+            self.delivery.lift_bound()
+            with trio.move_on_after(max(0.0, grace)):
+                await self.live.changed.wait_until(lambda: not len(self.live))
+            self.live.cancel_all(Cause.SHUTDOWN, "the engine drains")
+            await self.live.changed.wait_until(lambda: not len(self.live))
+            await self.give_back(list(self.book.entries(State.WAITING, State.RUNNING)))
+            self.drained = True
+            self.delivery.came.notify()
+
+    async def give_back(self, entries: Sequence[Entry]) -> None:
+        """Return these groups to the source; with a ledger they stay where they are, and it remembers them."""
+        if self.record.ledger is not None or not entries:
+            return
+        self._queue.clear()
+        try:
+            await self.source.give_back([entry.prompt for entry in entries])
+        except Exception as error:  # noqa: BLE001  the boundary of the source: its failure becomes the engine's
+            self.fate.fail(error if isinstance(error, RolloutError) else _source_failed(error))
+            return
+        for entry in entries:
+            self.book.apply(entry, Event.RETURN)
+
+
+def _source_failed(error: Exception) -> SourceError:
+    failure = SourceError(f"the source failed: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,109 @@
+"""The rollout handle: a generate function's only door to the outside; and the stock generate function."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import final
+
+import attrs
+
+from ._attempt import Attempt
+from ._core.enums import Status
+from ._core.sampling import SamplingParams
+from ._core.segments import segments_of, status_of
+from ._core.values import Prompt, Trajectory, Turn
+from ._recipe import Recipe
+from ._turn import sample_turn
+from .abc import ModelInput, Rollout
+from .errors import GenerateError
+
+_NOTHING: Mapping[str, object] = MappingProxyType({})
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class RolloutHandle:
+    """One execution of one prompt, as its generate function sees it (``trio_rollout.abc.Rollout``)."""
+
+    _attempt: Attempt
+    _recipe: Recipe
+    _prompt: Prompt
+    index: int
+    deadline: float
+
+    @property
+    def attempt(self) -> int:
+        """Number of this try at the group, from 1."""
+        return self._attempt.number
+
+    @property
+    def weight_version(self) -> int:
+        """The engine's newest weight version."""
+        return self._recipe.gate.version
+
+    @property
+    def input(self) -> ModelInput:
+        """The prompt as the servers take it."""
+        return self._recipe.servers.encode(self._prompt)
+
+    async def generate(
+        self,
+        input_ids: ModelInput,
+        sampling: SamplingParams | None = None,
+        *,
+        extra: Mapping[str, object] = _NOTHING,
+    ) -> Turn:
+        """Sample one turn; see ``trio_rollout.abc.Rollout.generate``.
+
+        Blocks for the gate, then until the answer is there, at most ``Deadlines.turn``. Cancelled, the request is aborted
+        on its server before Cancelled goes on.
+
+        Raises:
+          RequestRejected: no server will take this request.
+          ServerError: the server answered with an error or with no answer. Both can be caught; uncaught they end the
+            attempt. An interrupted turn raises nothing: the attempt is cancelled.
+        """
+        chosen = sampling or self._prompt.sampling or _default_sampling(self._recipe.generate)
+        return await sample_turn(
+            self._attempt,
+            self._recipe,
+            input_ids,
+            chosen,
+            affinity=f"{self._attempt.id}#{self.attempt}.{self.index}",
+            extra={**self._prompt.extra, **extra},
+        )
+
+    def finish(self, turns: Sequence[Turn], *, status: Status | None = None) -> Trajectory:
+        """The trajectory of these turns.
+
+        Raises:
+          GenerateError: there are no turns.
+        """
+        if not turns:
+            raise GenerateError(f"group {self._attempt.id}, rollout {self.index}: finish() needs at least one turn")
+        return Trajectory(
+            prompt=self._prompt,
+            index=self.index,
+            segments=segments_of(turns),
+            status=status or status_of(turns[-1].stop),
+            stop=turns[-1].stop,
+            turns=len(turns),
+            metadata=self._prompt.metadata,
+        )
+
+
+def _default_sampling(generate: object) -> SamplingParams:
+    sampling = getattr(generate, "sampling", None)
+    return sampling if isinstance(sampling, SamplingParams) else SamplingParams()
+
+
+@final
+@attrs.frozen
+class SingleTurn:
+    """The stock generate function: one turn per rollout, sampled as ``sampling`` says."""
+
+    sampling: SamplingParams = attrs.field(factory=SamplingParams)
+
+    async def __call__(self, prompt: Prompt, rollout: Rollout, /) -> Trajectory:
+        """Sample one answer to the prompt."""
+        del prompt  # the rollout knows it, encoded as the servers take it
+        return rollout.finish([await rollout.generate(rollout.input)])

@@ -1,0 +1,110 @@
+"""Rewards, group rewards and the filter: user code, each call under the reward's deadline.
+
+A scorer that raises, returns None, NaN or another type is tried again alone, as ``Retry`` says: the sampled tokens are good,
+so they are kept. Only when the tries are used up does the attempt end with its error.
+"""
+
+import math
+import numbers
+import textwrap
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeAlias, TypeVar
+
+import attrs
+import trio
+
+from ._backoff import retry_wait_s, wait_s
+from ._core.values import Group, Trajectory
+from ._gate import deadline_after
+from ._recipe import Recipe
+from .abc import Drop, Keep
+from .errors import RewardError
+
+T = TypeVar("T")
+Score: TypeAlias = float | Mapping[str, float]
+
+
+async def scored(trajectory: Trajectory, recipe: Recipe) -> Trajectory:
+    """The trajectory with its reward; unchanged where no reward function was given.
+
+    Raises:
+      RewardError: the scorer failed every time. An exception of the scorer's own comes out as it was raised.
+    """
+    reward = recipe.reward
+    if reward is None:
+        return trajectory
+
+    async def once() -> Score:
+        return _checked(await reward(trajectory), f"reward of rollout {trajectory.index}")
+
+    return attrs.evolve(trajectory, reward=await _tried(once, recipe, "reward"))
+
+
+async def group_scored(group: Group, recipe: Recipe) -> Group:
+    """The group with the rewards that its group reward gives; unchanged where none was given."""
+    group_reward = recipe.group_reward
+    if group_reward is None:
+        return group
+
+    async def once() -> list[Score]:
+        scores: object = await group_reward(group)
+        if not isinstance(scores, Sequence) or len(scores) != len(group.trajectories):
+            raise RewardError(
+                f"group reward of {group.id}: {len(group.trajectories)} rewards wanted, got {_shown(scores)}"
+            )
+        return [_checked(score, f"group reward {index} of {group.id}") for index, score in enumerate(scores)]
+
+    scores = await _tried(once, recipe, "group reward")
+    rows = [attrs.evolve(row, reward=score) for row, score in zip(group.trajectories, scores, strict=True)]
+    return attrs.evolve(group, trajectories=rows)
+
+
+async def verdict_on(group: Group, recipe: Recipe) -> Keep | Drop:
+    """What the user's filter says; Keep() where none was given."""
+    group_filter = recipe.group_filter
+    if group_filter is None:
+        return Keep()
+
+    async def once() -> Keep | Drop:
+        verdict: object = await group_filter(group)
+        if not isinstance(verdict, Keep | Drop):
+            raise RewardError(f"group filter of {group.id}: Keep() or Drop(reason) wanted, got {_shown(verdict)}")
+        return verdict
+
+    return await _tried(once, recipe, "group filter")
+
+
+async def _tried(once: Callable[[], Awaitable[T]], recipe: Recipe, what: str) -> T:
+    retry, seconds = recipe.settings.retry, recipe.settings.deadlines.reward
+    number = 0
+    while True:
+        number += 1
+        try:
+            return await _in_time(once, seconds, what)
+        except Exception:
+            if number >= retry.max_attempts:
+                raise
+        await wait_s(retry_wait_s(number, retry=retry, rng=recipe.ports.random))
+
+
+async def _in_time(once: Callable[[], Awaitable[T]], seconds: float | None, what: str) -> T:
+    with trio.CancelScope(deadline=deadline_after(seconds)):
+        return await once()
+    raise RewardError(f"{what}: no answer within its deadline of {seconds} s")
+
+
+def _checked(score: object, what: str) -> Score:
+    if isinstance(score, Mapping):
+        return {str(name): _number(value, f"{what}, {name!r}") for name, value in score.items()}
+    return _number(score, what)
+
+
+def _number(value: object, what: str) -> float:
+    if not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise RewardError(f"{what}: a finite number wanted, got {_shown(value)}")
+    return float(value)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {textwrap.shorten(text, 80)}"
