@@ -3,8 +3,8 @@
 No module draws from a global generator: whoever needs randomness is handed a ``Ports`` by the scope that opened it.
 """
 
-import random
 import secrets
+from random import Random
 from typing import final
 
 import attrs
@@ -19,7 +19,7 @@ class Ports:
     matches aborts by prefix, and fresh for every try because it refuses an active duplicate.
     """
 
-    random: random.Random = attrs.field(factory=lambda: random.Random(secrets.randbits(128)))
+    random: Random = attrs.field(factory=lambda: Random(secrets.randbits(128)))
 
     def new_rid(self) -> str:
         """A fresh request id: 32 hex digits."""
