@@ -4,6 +4,7 @@ Arrays are stored as their bytes, 4 a token. Every value comes back equal to its
 """
 
 from collections.abc import Callable, Mapping
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -104,7 +105,7 @@ def _segment_from(stored: dict[str, Any]) -> Segment:
         response_length=stored["response_length"],
         loss_mask=np.frombuffer(stored["loss_mask"], "u1"),
         log_probs=np.frombuffer(stored["log_probs"], "<f4"),
-        versions=tuple(VersionSpan(*span) for span in stored["versions"]),
+        versions=tuple(starmap(VersionSpan, stored["versions"])),
         text=stored["text"],
         extras={name: array_from(value) for name, value in stored["extras"].items()},
     )

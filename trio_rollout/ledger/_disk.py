@@ -5,8 +5,8 @@ Every call blocks, and is made from one worker thread at a time.
 
 import fcntl
 import os
-from contextlib import contextmanager
 from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, final
 
@@ -123,7 +123,7 @@ class RealDisk:
             self._lock = None
 
     def names(self) -> list[str]:
-        return sorted(os.listdir(self.path))
+        return sorted(entry.name for entry in self.path.iterdir())
 
     def size(self, name: str) -> int:
         return (self.path / name).stat().st_size

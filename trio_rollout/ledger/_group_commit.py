@@ -41,9 +41,13 @@ class _Entry(Generic[T]):
 @final
 @attrs.define(eq=False, repr=False)
 class GroupCommit(Generic[T]):
-    """Joins writes into batches. ``write`` gets a batch and answers with each item's error, or None."""
+    """Joins writes into batches. ``write`` gets a batch and answers with each item's error, or None.
+
+    ``tidy`` is called after each batch, when its callers have their answers; if it fails, nothing is written any more.
+    """
 
     _write: Callable[[Sequence[T]], Awaitable[Sequence[LedgerError | None]]]
+    _tidy: Callable[[], Awaitable[None]]
     _limits: BatchLimits = attrs.field(factory=BatchLimits)
     _waiting: deque[_Entry[T]] = attrs.field(factory=deque, init=False)
     _waiting_bytes: int = attrs.field(default=0, init=False)
@@ -115,6 +119,11 @@ class GroupCommit(Generic[T]):
             fates = [_failure(error)] * len(batch)
         for entry, fate in zip(batch, fates, strict=True):
             _tell(entry, fate)
+        try:
+            with trio.CancelScope(shield=True):  # it writes, too
+                await self._tidy()
+        except Exception as error:  # ruff: ignore[blind-except]  as above
+            self.refuse(_failure(error))
 
     def refuse(self, error: LedgerError) -> None:
         """From now on nothing is written: who waits or comes gets this error. The first one stays."""

@@ -17,9 +17,11 @@ from ._disk import Disk, RealDisk
 from ._group_commit import BatchLimits, GroupCommit
 from ._io import RunIO, run_io
 from ._records import Record, record_of, size_of
-from ._store import Store
+from ._store import Store, StoreLimits
 
 T = TypeVar("T")
+
+_BATCH, _SIZES = BatchLimits(), StoreLimits()
 
 
 @final
@@ -35,7 +37,7 @@ class DiskLedger:
     _begun: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._commits = GroupCommit(self._write, self._limits)
+        self._commits = GroupCommit(self._write, self._tidy, self._limits)
 
     async def begin(self, identity: RunIdentity) -> Recovered:
         """Bind the ledger to a run and return what it remembers.
@@ -69,6 +71,10 @@ class DiskLedger:
     async def _write(self, batch: Sequence[Record]) -> Sequence[LedgerError | None]:
         return await self._run(partial(self._store.commit, batch))
 
+    async def _tidy(self) -> None:
+        if self._store.untidy:
+            await self._run(self._store.tidy)
+
     async def _run(self, call: Callable[[], T]) -> T:
         return await self._io(call, limiter=self._limiter)
 
@@ -76,7 +82,7 @@ class DiskLedger:
         task_status.started()
         await self._commits.serve()
 
-    async def _leave(self, _: object, error: BaseException | None) -> None:
+    async def _leave(self, _: object, __: BaseException | None) -> None:
         self._commits.refuse(LedgerError(f"ledger {self._store.where} is closed"))
         await trio.lowlevel.checkpoint()
 
@@ -86,14 +92,15 @@ async def open_ledger(
     path: str | PathLike[str],
     *,
     keep_acked: bool = False,
-    limits: BatchLimits | None = None,
+    batch: BatchLimits = _BATCH,
+    sizes: StoreLimits = _SIZES,
     disk: Disk | None = None,
     io: RunIO = run_io,
 ) -> AsyncGenerator[DiskLedger]:
     """A durable ledger in a directory, which is created if need be.
 
-    ``keep_acked`` keeps acked groups for ``trio-rollout export``; otherwise their space is reclaimed. ``disk`` and
-    ``io`` are for simulations. Entering blocks while what an earlier run left is made consistent; leaving blocks for
+    ``keep_acked`` keeps acked groups for ``trio-rollout export``; otherwise their space is reclaimed. ``batch`` and
+    ``sizes`` bound commits and files; ``disk`` and ``io`` are for simulations. Entering blocks while what an earlier run left is made consistent; leaving blocks for
     the write that was accepted, and for closing the database.
 
     Raises:
@@ -101,10 +108,8 @@ async def open_ledger(
 
     """
     where = fspath(path)
-    ledger = DiskLedger(
-        Store(where=where, disk=disk or RealDisk(Path(where)), keep_acked=keep_acked), io, limits or BatchLimits()
-    )
-    store = ledger._store
+    store = Store(where=where, disk=disk or RealDisk(Path(where)), keep_acked=keep_acked, limits=sizes)
+    ledger = DiskLedger(store, io, batch)
     await ledger._run(store.open)
     try:
         async with open_service(ledger._serve, ledger._leave):

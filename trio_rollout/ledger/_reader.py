@@ -4,6 +4,7 @@ Rows are read in small snapshots, so that a long export never keeps the writer f
 has reclaimed or moved meanwhile is looked up again.
 """
 
+import json
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from os import PathLike, fspath
@@ -28,6 +29,10 @@ from ._segments import name_of
 from ._userdata import unpacked
 
 _PAGE = 256
+_ROWS = """
+SELECT seq, epoch, prompt, state, attempt, attempts, step, cause, reason, oldest, newest, rewards, error
+FROM groups WHERE seq > ? AND state IN (SELECT value FROM json_each(?)) ORDER BY seq LIMIT ?
+"""
 _WITH_GROUP = (State.READY, State.DELIVERED, State.ACKED)
 
 
@@ -103,13 +108,9 @@ class LedgerReader:
         return map(_summary, self._rows(states))
 
     def _rows(self, states: tuple[State, ...]) -> Iterator[tuple[Any, ...]]:
-        wanted = tuple(state.value for state in states or State)
-        query = (
-            "SELECT seq, epoch, prompt, state, attempt, attempts, step, cause, reason, oldest, newest, rewards, error "
-            f"FROM groups WHERE seq > ? AND state IN ({', '.join('?' * len(wanted))}) ORDER BY seq LIMIT {_PAGE}"
-        )
-        last = -1
-        while page := self._db.execute(query, (last, *wanted)).fetchall():
+        wanted = json.dumps([state.value for state in states or State])
+        last: Any = -1
+        while page := self._db.execute(_ROWS, (last, wanted, _PAGE)).fetchall():
             last = page[-1][0]
             yield from page
 

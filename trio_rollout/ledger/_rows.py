@@ -1,6 +1,6 @@
 """The groups table: one row a group, moved along by events. Refuses what contradicts the row, before changing anything."""
 
-from typing import final
+from typing import Any, final
 
 import apsw
 import attrs
@@ -9,7 +9,10 @@ from .._core.values import GroupId
 from ..errors import LedgerError
 from ._place import Inline, InSegment, Place
 
-_FIELDS = "seq, state, attempt, step, segment, start, length, crc, body"
+_FIND = """
+SELECT seq, state, attempt, step, segment, start, length, crc, body FROM groups WHERE epoch = ? AND prompt = ?
+"""
+_IN_SEGMENT = "SELECT seq, state, attempt, step, segment, start, length, crc, body FROM groups WHERE segment = ?"
 
 
 @attrs.frozen(kw_only=True)
@@ -41,14 +44,19 @@ def columns_of(place: Place | None) -> tuple[int | None, int | None, int | None,
             return None, None, None, None, None
 
 
+def _row(columns: tuple[Any, ...]) -> Row:
+    seq, state, attempt, step, *place = columns
+    return Row(seq=seq, state=state, attempt=attempt, step=step, place=place_of(*place))
+
+
 @final
 @attrs.define(eq=False, repr=False)
 class Rows:
-    """The table through a writer's connection. ``freed`` and ``used`` say which segment bytes an event dropped or took."""
+    """The table through a writer's connection. ``moves`` says how many bytes of which segment were taken or dropped."""
 
     db: apsw.Connection
     _next: int = attrs.field(init=False)
-    moved: list[tuple[int, int]] = attrs.field(factory=list, init=False)
+    moves: list[tuple[int, int]] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
         row = self.db.execute("SELECT max(max(place), max(seq)) FROM groups").fetchone()
@@ -61,11 +69,8 @@ class Rows:
 
     def find(self, gid: GroupId) -> Row | None:
         """The group's row, or None."""
-        row = self.db.execute(f"SELECT {_FIELDS} FROM groups WHERE epoch = ? AND prompt = ?", tuple(gid)).fetchone()
-        if row is None:
-            return None
-        seq, state, attempt, step, *place = row
-        return Row(seq=seq, state=state, attempt=attempt, step=step, place=place_of(*place))
+        row = self.db.execute(_FIND, tuple(gid)).fetchone()
+        return None if row is None else _row(row)
 
     def need(self, gid: GroupId, what: str, *states: str) -> Row:
         """The group's row, which must be in one of these states.
@@ -94,7 +99,8 @@ class Rows:
     def update(self, row: Row, **columns: int | str | bytes | None) -> None:
         """Set columns of a row."""
         names = ", ".join(f"{name} = ?" for name in columns)
-        self.db.execute(f"UPDATE groups SET {names} WHERE seq = ?", (*columns.values(), row.seq))
+        query = f"UPDATE groups SET {names} WHERE seq = ?"  # ruff: ignore[hardcoded-sql-expression]  our own keywords
+        self.db.execute(query, (*columns.values(), row.seq))
 
     def set_body(self, row: Row, body: Place | None) -> None:
         """Replace the row's body."""
@@ -107,8 +113,24 @@ class Rows:
         self.db.execute("DELETE FROM groups WHERE seq = ?", (row.seq,))
         self._account(row.place, None)
 
+    def in_segment(self, segment: int, *, limit: int) -> list[tuple[Row, InSegment]]:
+        """Rows whose bodies lie in a segment, up to so many bytes, at least one if there is any."""
+        found: list[tuple[Row, InSegment]] = []
+        size = 0
+        for row in map(_row, self.db.execute(_IN_SEGMENT, (segment,))):
+            if not isinstance(row.place, InSegment) or (found and size + row.place.length > limit):
+                break
+            found.append((row, row.place))
+            size += row.place.length
+        return found
+
+    def take_moves(self) -> list[tuple[int, int]]:
+        """The moves since the last call."""
+        moves, self.moves = self.moves, []
+        return moves
+
     def _account(self, before: Place | None, after: Place | None) -> None:
         if isinstance(before, InSegment):
-            self.moved.append((before.segment, -before.length))
+            self.moves.append((before.segment, -before.length))
         if isinstance(after, InSegment):
-            self.moved.append((after.segment, after.length))
+            self.moves.append((after.segment, after.length))

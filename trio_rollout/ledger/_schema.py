@@ -55,6 +55,12 @@ def put(db: apsw.Connection, key: str, value: int | str | bytes) -> None:
     db.execute("INSERT INTO meta VALUES(?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value", (key, value))
 
 
+def segments(db: apsw.Connection) -> dict[int, tuple[int, int]]:
+    """For each segment that rows name: where its last body ends, and how many bytes they name."""
+    query = "SELECT segment, max(start + length), sum(length) FROM groups WHERE segment IS NOT NULL GROUP BY segment"
+    return {number: (end, live) for number, end, live in db.execute(query)}
+
+
 def prepare(db: apsw.Connection, where: str) -> None:
     """Make a writer's connection durable, and create the tables in a new database.
 
@@ -104,7 +110,7 @@ def bind(db: apsw.Connection, identity: RunIdentity, where: str) -> None:
       LedgerError: it belongs to another run; names what differs.
 
     """
-    ours = {"source": identity.source, "samples_per_prompt": identity.samples_per_prompt}
+    ours: dict[str, str | int] = {"source": identity.source, "samples_per_prompt": identity.samples_per_prompt}
     if get(db, "source") is None:
         with db:
             for key, value in ours.items():

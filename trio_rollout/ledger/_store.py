@@ -1,10 +1,11 @@
 """The ledger on disk, without a clock or tasks: the database, the segments, and the order in which they are written.
 
 Every method blocks and is called from one worker thread at a time. Invariant 1: a row names a body only after the body
-is durable. Invariant 2: after a failed write the store is broken; nothing is written any more, the next open recovers.
+is durable. Invariant 2: after a failed write the store is broken: nothing is written any more, the next open recovers.
 """
 
-from collections.abc import Callable, Sequence
+import errno
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar, final
 
 import apsw
@@ -15,12 +16,24 @@ from ..errors import LedgerError
 from . import _schema
 from ._apply import Apply
 from ._disk import Disk
-from ._place import Inline, Place
-from ._records import Record
+from ._place import Inline, InSegment, Place
+from ._records import Encoded, Record
 from ._recover import recovered
-from ._rows import Rows
+from ._rows import Row, Rows
+from ._segments import Segments
 
 T = TypeVar("T")
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_MOVED_AT_ONCE = 16 * 2**20  # as much as one batch
+
+
+@attrs.frozen(kw_only=True)
+class StoreLimits:
+    """Sizes in bytes: the largest body that is kept in its row, and where a segment file ends."""
+
+    inline: int = 32 * 1024
+    segment: int = 64 * 2**20
 
 
 @final
@@ -30,10 +43,12 @@ class Store:
 
     where: str
     disk: Disk
-    keep_acked: bool
-    _db: apsw.Connection = attrs.field(init=False)
+    keep_acked: bool = False
+    limits: StoreLimits = attrs.field(factory=StoreLimits)
+    _db: apsw.Connection | None = attrs.field(default=None, init=False)
     _rows: Rows = attrs.field(init=False)
     _apply: Apply = attrs.field(init=False)
+    _segments: Segments = attrs.field(init=False)
     _broken: LedgerError | None = attrs.field(default=None, init=False)
 
     def open(self) -> None:
@@ -51,24 +66,32 @@ class Store:
             raise
 
     def _open(self) -> None:
-        self._db = self.disk.connect()
-        _schema.prepare(self._db, self.where)
+        self._db = db = self.disk.connect()
+        _schema.prepare(db, self.where)
+        self._segments = Segments(
+            disk=self.disk, roll=self.limits.segment, next_number=_schema.get_int(db, "next_segment")
+        )
+        self._segments.open(_schema.segments(db))
         self.disk.sync_names()
-        self._rows = Rows(self._db)
+        self._rows = Rows(db)
         self._apply = Apply(rows=self._rows, read=self._read, keep=self.keep_acked)
 
     def close(self) -> None:
         """Close the database and let go of the directory."""
         try:
-            if hasattr(self, "_db"):
+            if self._db is not None:
                 self._db.close(force=True)
         finally:
             self.disk.unlock()
 
     def begin(self, identity: RunIdentity) -> Recovered:
         """Bind the ledger to a run and read what it remembers."""
-        self._guarded("binding it to this run", lambda: _schema.bind(self._db, identity, self.where))
-        return self._guarded("reading it", lambda: recovered(self._db, self._read))
+
+        def begin() -> Recovered:
+            _schema.bind(self._rows.db, identity, self.where)
+            return recovered(self._rows.db, self._read)
+
+        return self._guarded("binding it to this run", begin)
 
     def commit(self, batch: Sequence[Record]) -> list[LedgerError | None]:
         """Write a batch; each record's own refusal, or None.
@@ -80,22 +103,67 @@ class Store:
         return self._guarded(f"writing {len(batch)} records", lambda: self._commit(batch))
 
     def _commit(self, batch: Sequence[Record]) -> list[LedgerError | None]:
-        with self._db:
-            return [self._commit_one(record) for record in batch]
+        places = iter(self._lay([body for record in batch for item in record for body in item.bodies]))
+        laid = [[(item, [next(places) for _ in item.bodies]) for item in record] for record in batch]
+        with self._rows.db as db:
+            _schema.put(db, "next_segment", self._segments.next_number)
+            fates = [self._commit_one(record) for record in laid]
+        self._segments.account(self._rows.take_moves())
+        return fates
 
-    def _commit_one(self, record: Record) -> LedgerError | None:
+    def _lay(self, bodies: Sequence[bytes]) -> Iterator[Place]:
+        """Put every body where it belongs; those in segments are durable from here on."""
+        large = [body for body in bodies if len(body) > self.limits.inline]
+        laid = iter(self._segments.append(large) if large else ())
+        return iter([next(laid) if len(body) > self.limits.inline else Inline(body) for body in bodies])
+
+    def _commit_one(self, record: Sequence[tuple[Encoded, Sequence[Place]]]) -> LedgerError | None:
+        mark = len(self._rows.moves)
         try:
-            with self._db:  # nested: a savepoint
-                for item in record:
-                    self._apply(item, [Inline(body) for body in item.bodies])
+            with self._rows.db:  # inside a transaction: a savepoint
+                for item, places in record:
+                    self._apply(item, places)
         except LedgerError as refusal:
-            return refusal
-        return None
+            fate = refusal
+        except (ValueError, TypeError, OverflowError) as error:  # a value that SQLite has no place for
+            fate = LedgerError(f"ledger {self.where}: an event can't be written: {error}")
+        else:
+            return None
+        del self._rows.moves[mark:]
+        return fate
+
+    @property
+    def untidy(self) -> bool:
+        """Whether there are more dead bytes on disk than there may be."""
+        return self._broken is None and self._segments.victim() is not None
+
+    def tidy(self) -> None:
+        """Give dead bytes back: delete the segments that no row names, empty those with few live bytes.
+
+        Raises:
+          LedgerError: it failed; the store is broken.
+
+        """
+        self._guarded("reclaiming space", self._tidy)
+
+    def _tidy(self) -> None:
+        while (victim := self._segments.victim()) is not None:
+            self._segments.seal(victim)
+            while page := self._rows.in_segment(victim, limit=_MOVED_AT_ONCE):
+                self._move(page)
+            self._segments.retire(victim)
+
+    def _move(self, page: Sequence[tuple[Row, InSegment]]) -> None:
+        bodies = [self._segments.read(place) for _, place in page]
+        places = self._segments.append(bodies)
+        with self._rows.db as db:
+            _schema.put(db, "next_segment", self._segments.next_number)
+            for (row, _), place in zip(page, places, strict=True):
+                self._rows.set_body(row, place)
+        self._segments.account(self._rows.take_moves())
 
     def _read(self, place: Place) -> bytes:
-        if isinstance(place, Inline):
-            return place.data
-        raise AssertionError("no segments yet")
+        return place.data if isinstance(place, Inline) else self._segments.read(place)
 
     def _guarded(self, what: str, call: Callable[[], T]) -> T:
         if self._broken is not None:
@@ -103,5 +171,11 @@ class Store:
         try:
             return call()
         except (OSError, apsw.Error) as error:
-            self._broken = LedgerError(f"ledger {self.where}: {what} failed: {error}")
+            full = isinstance(error, apsw.FullError) or getattr(error, "errno", None) in _FULL
+            hint = (
+                "the disk is full: make room, then start again" if full else "start again to go on from what is on disk"
+            )
+            self._broken = LedgerError(
+                f"ledger {self.where}: {what} failed, nothing more will be written: {error}; {hint}"
+            )
             raise self._broken from error

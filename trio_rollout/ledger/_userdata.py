@@ -30,12 +30,12 @@ class UnencodableError(Exception):
 def text(value: str) -> str | msgspec.msgpack.Ext:
     """A string as msgpack can hold it, lone surrogates included."""
     if value.isascii():
-        return str.__str__(value)
+        return value
     try:
         value.encode()
     except UnicodeEncodeError:
         return msgspec.msgpack.Ext(_SURROGATES, value.encode("utf-8", "surrogatepass"))
-    return str.__str__(value)
+    return value
 
 
 def array(value: npt.NDArray[Any]) -> list[Any]:
@@ -88,6 +88,20 @@ def _elements(value: list[Any] | tuple[Any, ...], depth: int) -> list[object]:
     return found
 
 
+def _scalar(value: str | float | np.generic) -> object:
+    """Bases of the JSON scalars, their subclasses included (string enums, numpy numbers)."""
+    match value:
+        case str():
+            return text("".join(value) if type(value) is not str else value)
+        case int():
+            return _number(value)
+        case float():
+            return float(value)
+        case _ if value.dtype.kind in "biuf":
+            return _scalar(value.item()) if not isinstance(value, np.longdouble) else float(value)
+    raise UnencodableError(f"a number of dtype {value.dtype} can't be stored")
+
+
 def plain(value: object, depth: int = 0) -> object:
     """The value as the msgpack encoder takes it.
 
@@ -99,21 +113,14 @@ def plain(value: object, depth: int = 0) -> object:
         return value
     if depth > _DEEPEST:
         raise UnencodableError(f"nested deeper than {_DEEPEST} levels")
-    match value:
-        case str():
-            return text(value)
-        case int():
-            return _number(value)
-        case float():
-            return float(value)
-        case Mapping():
-            return _items(value, depth)
-        case list() | tuple():
-            return _elements(value, depth)
-        case np.generic() if value.dtype.kind in "biuf":
-            return plain(value.item(), depth + 1)
-        case np.ndarray():
-            return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(array(value)))
+    if isinstance(value, str | int | float | np.generic):
+        return _scalar(value)
+    if isinstance(value, Mapping):
+        return _items(value, depth)
+    if isinstance(value, list | tuple):
+        return _elements(value, depth)
+    if isinstance(value, np.ndarray):
+        return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(array(value)))
     raise UnencodableError(f"a value of type {type(value).__qualname__} can't be stored, only what JSON can say")
 
 
