@@ -4,7 +4,7 @@
 PYTHON ?= python3.11
 PYTEST_ARGS ?=
 BIN := .venv/bin
-CODE := trio_rollout compat tests examples benchmarks
+CODE := $(wildcard trio_rollout compat tests examples benchmarks)
 
 .PHONY: setup demo test check format setup-sglang test-sglang
 

@@ -1,0 +1,142 @@
+"""Imports point towards the core; stages do not know each other."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from ._source import imports, modules, report
+
+# The path of one prompt. The modules of one stage may import each other; a stage never imports another one.
+STAGES = {
+    "sources": "sources",
+    "pool": "_pool _attempt _group _live _rollout _turn _evaluation",
+    "sglang": "sglang",
+    "rewards": "rewards",
+    "delivery": "_delivery",
+    "ledger": "ledger",
+    "weights": "_weights",
+    "sessions": "sessions",
+    "tools": "tools",
+    "observe": "observe",
+    "tiny": "tiny",
+}
+STAGE_OF = {room: stage for stage, rooms in STAGES.items() for room in rooms.split()}
+# These put stages together. Every other module of the top level is shared: it imports no stage, and all may import it.
+WIRING = {"", "_engine", "_parts", "testing", "cli"}
+
+# What values and decisions may be made of. Nothing here has a clock, a file, a socket or a source of randomness.
+CORE_IMPORTS = {
+    "abc", "attrs", "base64", "bisect", "collections", "contextlib", "copy", "enum", "fractions", "functools", "hashlib",
+    "heapq", "itertools", "math", "numpy", "operator", "re", "textwrap", "traceback", "types", "typing",
+}  # fmt: skip
+
+# Where a module may be used that the rest of the package must do without, as prefixes of module names.
+RESERVED = {
+    "asyncio": ["trio_rollout_compat", "trio_rollout.cli"],
+    "trio_asyncio": ["trio_rollout_compat"],
+    "argparse": ["trio_rollout.cli"],
+    "importlib": ["trio_rollout_compat", "trio_rollout.cli"],
+    "threading": ["trio_rollout_compat", "trio_rollout.cli", "trio_rollout.testing", "trio_rollout.observe._sampler"],
+    "pytest": ["trio_rollout.testing"],
+}
+
+
+def top(module: str) -> str:
+    """The package a module belongs to."""
+    return module.partition(".")[0]
+
+
+def room(module: str) -> str:
+    """The part right below ``trio_rollout``; empty for the package itself."""
+    return module.partition(".")[2].partition(".")[0]
+
+
+def forbidden(importer: str, imported: str) -> str | None:
+    """Why a module of ``trio_rollout`` must not import this one of ``trio_rollout``, or None."""
+    here, there = room(importer), room(imported)
+    if here == there or here in WIRING:
+        return None
+    if here == "_core" and there != "errors":
+        return "the core knows only itself and the errors"
+    if there in WIRING - {""}:
+        return "only wiring imports wiring"
+    if there in STAGE_OF and STAGE_OF.get(here) != STAGE_OF[there]:
+        return f"{here} is not wiring, and {there} is a stage"
+    return None
+
+
+def violations(reason_against: Callable[[str, str], str | None]) -> list[str]:
+    """Every import of the project that this function has a reason against."""
+    return [
+        f"{path}:{line} imports {imported}: {reason}"
+        for name, path in modules()
+        for line, imported in imports(name, path)
+        if (reason := reason_against(name, imported)) is not None
+    ]
+
+
+def against_room(importer: str, imported: str) -> str | None:
+    """Sideways and upwards inside the package, and from the package into compat."""
+    if top(importer) == "trio_rollout" and top(imported) == "trio_rollout_compat":
+        return "compat is for hosts, the package does not know it"
+    return forbidden(importer, imported) if top(importer) == top(imported) == "trio_rollout" else None
+
+
+def against_io(importer: str, imported: str) -> str | None:
+    """Anything in the core that is not known to be free of I/O."""
+    allowed = room(importer) != "_core" or top(imported) in {*CORE_IMPORTS, "trio_rollout"}
+    return None if allowed else "the core does no I/O, and has no clock and no randomness of its own"
+
+
+def against_reserved(importer: str, imported: str) -> str | None:
+    """A module that has its place, outside of it."""
+    places = RESERVED.get(top(imported))
+    return None if places is None or importer.startswith(tuple(places)) else f"only in {', '.join(places)}"
+
+
+def test_rooms_import_only_towards_the_core():
+    wrong = violations(against_room)
+    assert not wrong, report(wrong)
+
+
+def test_the_core_does_no_io():
+    wrong = violations(against_io)
+    assert not wrong, report(wrong)
+
+
+def test_reserved_modules_are_used_only_where_they_belong():
+    wrong = violations(against_reserved)
+    assert not wrong, report(wrong)
+
+
+def test_the_rules_see_a_violation():
+    """What the three tests above would say about imports that must not be."""
+    assert forbidden("trio_rollout.sglang._pool", "trio_rollout.ledger.open_ledger")
+    assert forbidden("trio_rollout._core.values", "trio_rollout._ports.Ports")
+    assert forbidden("trio_rollout._slots", "trio_rollout.tools")
+    assert forbidden("trio_rollout._pool", "trio_rollout._delivery.Delivery")
+    assert forbidden("trio_rollout._pool", "trio_rollout._attempt.run") is None
+    assert forbidden("trio_rollout.rewards._match", "trio_rollout.abc") is None
+    assert forbidden("trio_rollout._engine", "trio_rollout._pool") is None
+    assert against_room("trio_rollout._slots", "trio_rollout_compat.open_bridge")
+    assert against_room("trio_rollout_compat._bridge", "trio_rollout._engine") is None
+    assert against_io("trio_rollout._core.values", "socket.socket")
+    assert against_io("trio_rollout._ports", "random") is None
+    assert against_reserved("trio_rollout.tools._capture", "asyncio.run")
+    assert against_reserved("trio_rollout_compat._bridge", "asyncio.run") is None
+    assert {"socket", "time", "os", "random", "ssl"} <= sys.stdlib_module_names - CORE_IMPORTS
+    assert "trio" not in CORE_IMPORTS
+
+
+def test_imports_are_resolved(tmp_path: Path):
+    path = tmp_path / "_x.py"
+    path.write_text(
+        "import os.path\nfrom . import _y\ndef f():\n    from ..errors import RolloutError\nfrom ._z.a import b\n"
+    )
+    found = {imported for _, imported in imports("trio_rollout.room._x", path)}
+    assert found == {
+        "os.path",
+        "trio_rollout.room._y",
+        "trio_rollout.errors.RolloutError",
+        "trio_rollout.room._z.a.b",
+    }
