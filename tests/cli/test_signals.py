@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from trio_rollout.cli._signals import show_tree_on_usr1, stop_on_interrupt
+from trio_rollout.cli._signals import open_tree_on_usr1, stop_on_interrupt
 
 
 @pytest.fixture
@@ -60,14 +60,16 @@ async def test_without_an_interrupt_nothing_is_said_and_the_handlers_are_put_bac
     assert record == []
 
 
-async def test_every_usr1_shows_the_tree(record, say):
-    async with trio.open_nursery() as nursery:
-        await nursery.start(
-            lambda task_status: show_tree_on_usr1(lambda: "tree of tasks", say=say, task_status=task_status)
-        )
-        for _ in range(2):
+async def test_every_usr1_shows_the_tree_also_while_the_body_is_cancelled(record, say):
+    with trio.CancelScope() as outer:
+        async with open_tree_on_usr1(lambda: "tree of tasks", say=say):
             signal.raise_signal(signal.SIGUSR1)
             await trio.testing.wait_all_tasks_blocked()
-        nursery.cancel_scope.cancel()
+            outer.cancel()
+            with trio.CancelScope(shield=True):
+                signal.raise_signal(signal.SIGUSR1)
+                await trio.testing.wait_all_tasks_blocked()
+            await trio.lowlevel.checkpoint()
 
+    assert outer.cancelled_caught
     assert record == ["tree", "tree"]

@@ -1,7 +1,7 @@
 """Where a run's progress goes: a live display on a terminal, plain lines into a pipe or a file, or nowhere.
 
-Owns the terminal while it is open. Its methods block on the terminal (a paused one for as long as it is paused), so they
-are called in a thread.
+Owns the terminal while it is open. A ``Display`` blocks on the terminal (a paused one for as long as it is paused); a
+``Screen`` makes that awaitable.
 """
 
 from collections.abc import Generator
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Protocol, final
 
 import attrs
+import trio
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -85,6 +86,28 @@ class LiveDisplay:
     def say(self, line: str) -> None:
         """Print the line above the display."""
         self.live.console.print(Text(line), soft_wrap=True)
+
+
+@final
+@attrs.frozen(eq=False)
+class Screen:
+    """A display that is written to in a thread: a paused terminal must not pause the rollouts."""
+
+    display: Display
+    _writers: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
+
+    @property
+    def every_s(self) -> float:
+        """How often it wants to be shown the progress."""
+        return self.display.every_s
+
+    async def show(self, progress: Progress) -> None:
+        """Show this moment. Blocks on the terminal; cancelled, it is waited for."""
+        await trio.to_thread.run_sync(self.display.show, progress, limiter=self._writers)
+
+    async def say(self, line: str) -> None:
+        """Print one line that stays. Blocks on the terminal; cancelled, it is waited for."""
+        await trio.to_thread.run_sync(self.display.say, line, limiter=self._writers)
 
 
 @contextmanager

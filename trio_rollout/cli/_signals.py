@@ -6,8 +6,11 @@ second signal has been seen the old handlers are back, so a third one ends a run
 
 import signal
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 
 import trio
+
+from .._service import open_service
 
 Say = Callable[[str], Awaitable[None]]
 
@@ -34,14 +37,17 @@ async def stop_on_interrupt(
             cancel()
 
 
-async def show_tree_on_usr1(
-    tree: Callable[[], str],
-    *,
-    say: Say,
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Say what every task is doing each time SIGUSR1 comes. Runs until it is cancelled."""
-    with trio.open_signal_receiver(signal.SIGUSR1) as signals:
-        task_status.started()
-        async for _ in signals:
-            await say(tree())
+def open_tree_on_usr1(tree: Callable[[], str], *, say: Say) -> AbstractAsyncContextManager[None]:
+    """Say what every task is doing each time SIGUSR1 comes: while the body runs, and while it is left."""
+
+    async def show(*, task_status: trio.TaskStatus[None]) -> None:
+        with trio.open_signal_receiver(signal.SIGUSR1) as signals:
+            task_status.started()
+            async for _ in signals:
+                await say(tree())
+
+    return open_service(show, _leave_at_once)
+
+
+async def _leave_at_once(_value: None, _error: BaseException | None) -> None:
+    await trio.lowlevel.checkpoint()
