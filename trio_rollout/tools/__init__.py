@@ -9,6 +9,7 @@ from ._capture import Captured, CapturePolicy, run_captured
 from ._errors import CommandSignalled, CommandTimeout, SpawnError, SupervisorLost
 from ._expiration import StopKind
 from ._limits import ExecLimits, OnTurnCancel
+from ._rollout_tools import RolloutTools, open_rollout_tools
 
 __all__ = [
     "CapturePolicy",
@@ -18,8 +19,10 @@ __all__ = [
     "ExecLimits",
     "Leftovers",
     "OnTurnCancel",
+    "RolloutTools",
     "SpawnError",
     "StopKind",
     "SupervisorLost",
+    "open_rollout_tools",
     "run_captured",
 ]

@@ -11,7 +11,6 @@ below it, and tests have one that runs by script. The rules that all of them kee
 import os
 import signal
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from typing import Protocol, TypeAlias
 
 import attrs
@@ -102,5 +101,3 @@ Spawn: TypeAlias = Callable[[Command], Awaitable[Child]]
 """Starts a command. Cancelled, nothing is left running.
 
 Raises SpawnError if it can't be started."""
-
-OpenSpawn: TypeAlias = Callable[[], AbstractAsyncContextManager[Spawn]]

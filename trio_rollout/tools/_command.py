@@ -59,7 +59,8 @@ class Command:
     """One process to start. Nothing of it goes through a shell.
 
     ``env`` replaces the environment, it is not merged into the host's; None is a minimal one (``MINIMAL_ENVIRONMENT``).
-    ``cwd`` None is the host's current directory at this moment. ``rlimits`` are (resource, soft, hard).
+    ``cwd`` None is the host's current directory at this moment. ``rlimits`` are (resource, soft, hard). ``tty`` is the
+    size (rows, columns) of the terminal it gets as stdin, stdout and stderr.
 
     Raises:
       ValueError: argv is empty, or something has a null character in it.
@@ -71,6 +72,6 @@ class Command:
     cwd: str = attrs.field(default=None, converter=_directory)
     env: dict[str, str] = attrs.field(default=None, converter=_environment, repr=False)  # may hold what logs must not
     umask: int = 0o077
-    tty: bool = False
+    tty: tuple[int, int] | None = None
     merge_stderr: bool = False
     rlimits: tuple[tuple[int, int, int], ...] = ()

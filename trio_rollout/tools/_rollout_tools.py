@@ -1,0 +1,123 @@
+"""The tools of one rollout: everything that is started here dies with the block, however far it flees.
+
+Owns the supervisor of the rollout's commands. Times nest: what a tool gets is what ``Deadlines.tool`` allows and what
+remains of the rollout's own time, less a margin in which its result still counts.
+"""
+
+import math
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from os import PathLike
+from typing import final
+
+import attrs
+import trio
+
+from .._core.enums import Leftovers
+from .._core.settings import Deadlines
+from ._capture import Captured, CapturePlan, CapturePolicy, OnChunk, capture, checked
+from ._command import Argv, Command
+from ._expiration import Expiration, as_events
+from ._limits import ExecLimits
+from ._supervisor import Supervisor, open_supervisor
+
+# What a tool leaves of the rollout's time, so that its result can still become a turn: a tenth, but no more than this.
+_MARGIN_S = 1.0
+
+
+def tool_budget(asked: float | None, allowed: float | None, remaining: float) -> float | None:
+    """Seconds that a tool may take; None: no limit.
+
+    ``asked`` by the caller, else ``allowed`` by the settings (None or <= 0: any), and never beyond ``remaining`` less
+    the margin.
+    """
+    limit = asked if asked is not None else allowed if allowed is not None and allowed > 0 else math.inf
+    remaining = max(0.0, remaining)
+    within = remaining if math.isinf(remaining) else remaining - min(_MARGIN_S, remaining / 10)
+    least = min(limit, within)
+    return None if math.isinf(least) else least
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class RolloutTools:
+    """What ``rollout.tools`` is. Made by ``open_rollout_tools``."""
+
+    _supervisor: Supervisor
+    _deadlines: Deadlines
+    _deadline: float
+    _limits: ExecLimits
+    _on_output: Callable[[], None] | None
+
+    def budget(self, asked: float | None = None) -> float | None:
+        """Seconds that a tool started now may take; None without any limit."""
+        return tool_budget(asked, self._deadlines.tool, self._deadline - trio.current_time())
+
+    async def run_captured(
+        self,
+        argv: Argv,
+        *,
+        cwd: str | PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  expiry is a result here, unlike a cancelled scope
+        cancel: trio.Event | Sequence[trio.Event] = (),
+        leftovers: Leftovers = Leftovers.KILL,
+        policy: CapturePolicy = CapturePolicy.SHELL,
+        on_chunk: OnChunk | None = None,
+        check: bool = False,
+    ) -> Captured:
+        """Run a command to its end and keep what it wrote: ``trio_rollout.tools.run_captured``, bound to this rollout.
+
+        ``timeout`` None is ``Deadlines.tool``; either is cut to what remains of the rollout. Nothing that comes from the
+        command survives it, ``setsid`` or not; with ``Leftovers.KEEP`` what it leaves running survives until the rollout
+        ends.
+
+        Raises:
+          SpawnError: it could not be started. ``command_is_wrong`` tells a bad command from a host in trouble.
+          SupervisorLost: what contains the rollout's commands has died.
+          ValueError: argv is empty.
+          CommandTimeout, CommandSignalled: with ``check``.
+
+        """
+        plan = CapturePlan(
+            expiration=Expiration(timeout=self.budget(timeout), cancels=as_events(cancel)),
+            policy=policy,
+            leftovers=leftovers,
+            limits=self._limits,
+            on_chunk=self._watched(on_chunk),
+        )
+        command = Command(argv=argv, cwd=cwd, env=env)
+        result = await capture(self._supervisor.spawn, command, plan)
+        return checked(result, command) if check else result
+
+    def _watched(self, on_chunk: OnChunk | None) -> OnChunk | None:
+        """Output is progress: the rollout is told of it, then the caller."""
+        on_output = self._on_output
+        if on_output is None:
+            return on_chunk
+
+        def tell(stream: str, chunk: bytes) -> None:
+            on_output()
+            if on_chunk is not None:
+                on_chunk(stream, chunk)
+
+        return tell
+
+
+@asynccontextmanager
+async def open_rollout_tools(
+    *,
+    deadline: float = math.inf,
+    deadlines: Deadlines | None = None,
+    limits: ExecLimits | None = None,
+    on_output: Callable[[], None] | None = None,
+) -> AsyncGenerator[RolloutTools]:
+    """Give one rollout its tools for the length of a block.
+
+    ``deadline`` is when the rollout must be over, on Trio's clock. ``on_output`` is called with each piece of output of
+    a tool, which counts as progress. Entering costs nothing: the process that contains the commands is started with the
+    first one. Leaving blocks until everything that was started is dead and reaped, shielded, within ``limits.teardown``.
+    """
+    limits = limits or ExecLimits()
+    async with open_supervisor(limits) as supervisor:
+        yield RolloutTools(supervisor, deadlines or Deadlines(), deadline, limits, on_output)
