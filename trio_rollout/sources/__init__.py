@@ -2,8 +2,10 @@
 
 from ._iterable import IterableSource as IterableSource
 from ._jsonl import JsonlSource as JsonlSource
+from ._tasks import TaskSource as TaskSource
 
 __all__ = [
     "IterableSource",
     "JsonlSource",
+    "TaskSource",
 ]
