@@ -40,7 +40,7 @@ class Exchange:
     closed, so a cancelled or failed exchange can't poison the next one.
     """
 
-    __slots__ = ("_connection", "_failure", "_pool", "_reader", "_touched", "reused", "sent")
+    __slots__ = ("_closed", "_connection", "_failure", "_pool", "_reader", "_touched", "reused", "sent")
 
     def __init__(self, pool: "Pool", connection: Connection, scratch: bytearray, *, reused: bool) -> None:
         self._pool = pool
@@ -52,6 +52,7 @@ class Exchange:
         self.sent = False
         """The whole request has gone out."""
         self._touched = False
+        self._closed = False
 
     def __enter__(self) -> "Exchange":
         return self
@@ -60,7 +61,21 @@ class Exchange:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: "TracebackType | None"
     ) -> None:
         response = self._reader.response
-        self._pool.give_back(self._connection, reusable=response.reusable if response else not self._touched)
+        self._end(reusable=response.reusable if response else not self._touched)
+
+    @property
+    def response(self) -> Response | None:
+        """The answer, once it is complete."""
+        return self._reader.response
+
+    def close(self) -> None:
+        """Close the connection now, whatever was read."""
+        self._end(reusable=False)
+
+    def _end(self, *, reusable: bool) -> None:
+        if not self._closed:
+            self._closed = True
+            self._pool.give_back(self._connection, reusable=reusable)
 
     async def send(self, request: bytes) -> None:
         """Send the request. Waits only while the connection takes no more bytes.

@@ -22,6 +22,7 @@ from ._control import pause_body as pause_body
 from ._errors import error_of as error_of
 from ._errors import words_of as words_of
 from ._request import GenerateRequest as GenerateRequest
+from ._request import checked_ids as checked_ids
 from ._request import generate_request as generate_request
 from ._versions import DEFAULT_VERSION as DEFAULT_VERSION
 from ._versions import number_of as number_of

@@ -1,11 +1,12 @@
 """A /generate request: encoded once, sent any number of times, each time under a fresh rid."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import attrs
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from ..._core.arrays import IdArray, id_array
 from ..._core.sampling import SamplingParams
@@ -59,7 +60,13 @@ def _sampling_fields(sampling: SamplingParams) -> dict[str, object]:
     return fields
 
 
-def _checked_ids(input_ids: Any, vocab_size: int | None) -> IdArray:
+def checked_ids(input_ids: Sequence[int] | npt.NDArray[Any], vocab_size: int | None) -> IdArray:
+    """Token ids as an array.
+
+    Raises:
+      RequestRejected: they are none, there are none, or one lies outside the vocabulary.
+
+    """
     try:
         ids = id_array(input_ids)
     except (TypeError, ValueError) as error:
@@ -97,7 +104,7 @@ def generate_request(
             raise RequestRejected("text: the prompt is empty")
         fields |= {"text": model_input, "return_prompt_token_ids": True}
     else:
-        ids = _checked_ids(model_input, vocab_size)
+        ids = checked_ids(model_input, vocab_size)
         fields["input_ids"] = ids.tolist()
     fields |= {"sampling_params": _sampling_fields(sampling), "return_logprob": True, "stream": stream, **extra}
     try:

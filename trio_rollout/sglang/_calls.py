@@ -1,0 +1,127 @@
+"""One control call through httpx, with its failures in this package's words; and the same call to many servers at once."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Generic, TypeVar
+
+import attrs
+import httpx
+import trio
+
+from ..errors import ServerError, ServerLost
+from ._server import Server
+from ._wire import LOADS, MODEL_INFO, ModelInfo, decode_load, decode_model_info, error_of, words_of
+
+T = TypeVar("T")
+
+
+@attrs.frozen(kw_only=True)
+class Reply:
+    """A control call's answer."""
+
+    attempted: str
+    status: int
+    body: bytes
+
+    @property
+    def ok(self) -> bool:
+        """The status says success."""
+        return self.status == httpx.codes.OK
+
+    @property
+    def words(self) -> str:
+        """What it says, for people."""
+        return words_of(self.body)
+
+    def error(self) -> ServerError:
+        """The exception for an answer that is none of the expected ones."""
+        return error_of(self.attempted, self.status, self.words)
+
+
+class Unreachable(ServerLost):
+    """No connection could be opened: the server is down, so it is neither paused nor does it run anything."""
+
+
+async def call(server: Server, method: str, path: str, body: Mapping[str, object] | None = None) -> Reply:
+    """Make one control call; any status is an answer.
+
+    Blocks until the answer is there, without a limit of its own.
+
+    Raises:
+      Unreachable: no connection could be opened.
+      ServerLost: the connection broke.
+      ServerError: the answer is no HTTP.
+
+    """
+    attempted = f"{method} {server.url}{path}"
+    try:
+        response = await server.client.request(method, path, json=body)
+    except httpx.ConnectError as error:
+        raise Unreachable(str(error)) from error
+    except httpx.TransportError as error:
+        kind = ServerLost if isinstance(error, httpx.NetworkError) else ServerError
+        raise kind(f"{attempted}: {error}") from error
+    return Reply(attempted=attempted, status=response.status_code, body=response.content)
+
+
+async def model_info(server: Server) -> ModelInfo:
+    """Ask a server for its model and weight version.
+
+    Raises:
+      ServerError: it can't be reached or does not speak SGLang; the message has its words.
+
+    """
+    reply = await call(server, "GET", MODEL_INFO[0])
+    if reply.status == httpx.codes.NOT_FOUND:
+        older = await call(server, "GET", MODEL_INFO[1])
+        reply = older if older.ok else reply
+    if not reply.ok:
+        raise reply.error()
+    return decode_model_info(reply.attempted, reply.body)
+
+
+async def load(server: Server) -> int:
+    """How many requests a server runs or holds, whoever sent them.
+
+    Raises:
+      ServerError: it does not say.
+
+    """
+    reply = await call(server, "GET", LOADS)
+    if not reply.ok:
+        raise reply.error()
+    return decode_load(reply.attempted, reply.body)
+
+
+@attrs.frozen
+class Outcome(Generic[T]):
+    """What became of the same call to several servers."""
+
+    answers: dict[Server, T] = attrs.field(factory=dict)
+    failures: dict[Server, ServerError] = attrs.field(factory=dict)
+
+    def __str__(self) -> str:
+        return "; ".join(f"{server.url}: {error}" for server, error in self.failures.items())
+
+
+async def on_each(
+    servers: Iterable[Server], ask: Callable[[Server], Awaitable[T]], *, seconds: float, what: str
+) -> Outcome[T]:
+    """Make the same call to several servers at once, each within ``seconds``.
+
+    Blocks at most so long. Cancelled, some servers may have been asked.
+    """
+    outcome: Outcome[T] = Outcome()
+
+    async def one(server: Server) -> None:
+        with trio.move_on_after(seconds) as limit:
+            try:
+                outcome.answers[server] = await ask(server)
+            except ServerError as error:
+                outcome.failures[server] = error
+        if limit.cancelled_caught:
+            outcome.failures[server] = ServerError(f"{what} {server.url}: no answer within {seconds:g} s")
+
+    async with trio.open_nursery() as nursery:
+        for server in servers:
+            nursery.start_soon(one, server)
+    return outcome

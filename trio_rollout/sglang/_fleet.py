@@ -1,0 +1,158 @@
+"""All servers as one: which of them gets the next request, and who waits until one can.
+
+Owns: the servers' states, the affinity of session keys, the debts, the counts. Between choosing a server and counting the
+request on it there is no checkpoint, so a burst spreads evenly.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Final, final
+
+import attrs
+import trio
+
+from .._core.statistics import ServerCounts, ServerStatistics
+from .._ports import Ports
+from ._server import Server
+from ._settings import ServerSettings
+
+_log: Final = logging.getLogger("trio_rollout.sglang")
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class Fleet:
+    """The servers, shared by every view of them."""
+
+    servers: Sequence[Server]
+    settings: ServerSettings
+    ports: Ports
+    vocab_size: int | None
+    required: int | None = None
+    """Only servers that name this version get work (those that never named one excepted)."""
+    window: bool = False
+    """A pause was asked for and no resume yet: nothing is sent anywhere."""
+    orphans: int = 0
+    late: int = 0
+    debts: dict[Server, list[str]] = attrs.field(factory=dict)
+    """Aborts owed to servers that were paused when they fell due."""
+    _affinity: OrderedDict[str, Server] = attrs.field(factory=OrderedDict)
+    _changed: trio.Event = attrs.field(factory=trio.Event)
+
+    def notify(self) -> None:
+        """Wake everybody who waits for a change of any server's state."""
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def changed(self) -> None:
+        """Wait for the next change of any server's state."""
+        await self._changed.wait()
+
+    def usable(self, server: Server) -> bool:
+        """Whether a request may be sent to it now."""
+        return (
+            not self.window
+            and server.lost is None
+            and not server.paused
+            and (self.required is None or not server.naming.names_numbers or server.naming.now.version == self.required)
+        )
+
+    async def choose(self, affinity: str | None) -> Server:
+        """The server for the next request: the one of this session while it can be used, else the least loaded.
+
+        Blocks while no server is usable. The caller counts its request on the server before its next checkpoint.
+        """
+        while (server := self._choose_now(affinity)) is None:
+            await self._changed.wait()
+        return server
+
+    def _choose_now(self, affinity: str | None) -> Server | None:
+        now = trio.current_time()
+        sticky = self._affinity.get(affinity) if affinity is not None else None
+        if sticky is not None and self.usable(sticky) and sticky.busy_until <= now:
+            self._remember(affinity, sticky)
+            return sticky
+        usable = [server for server in self.servers if self.usable(server)]
+        if not usable:
+            return None
+        # The one longest unused wins a tie: else an idle fleet would always send to its first server.
+        best = min(usable, key=lambda server: (server.busy_until > now, server.in_flight, server.requests))
+        self._remember(affinity, best)
+        return best
+
+    def _remember(self, affinity: str | None, server: Server) -> None:
+        if affinity is None:
+            return
+        self._affinity[affinity] = server
+        self._affinity.move_to_end(affinity)
+        if len(self._affinity) > self.settings.affinity_keys:
+            self._affinity.popitem(last=False)
+
+    def lose(self, server: Server, why: str) -> None:
+        """Send nothing more to a server until it answers a probe."""
+        if server.lost is None:
+            _log.warning("server %s is lost: %s", server.url, why)
+            server.lost = why
+            self.notify()
+
+    def pausing(self, servers: Sequence[Server]) -> None:
+        """A window begins: nothing is sent anywhere, and these may be paused from now on, whatever becomes of the call."""
+        self.window = True
+        for server in servers:
+            server.paused = True
+            server.pausing.set()
+        self.notify()
+
+    def window_over(self) -> None:
+        """Servers that are not paused get work again."""
+        self.window = False
+        self.notify()
+
+    def resumed(self, server: Server) -> None:
+        """It has said that it continues."""
+        server.paused = False
+        server.pausing = trio.Event()
+        self.notify()
+
+    def require_version(self, version: int) -> None:
+        """From now on only servers that name this version get work (those that never named one excepted)."""
+        self.required = version
+        for server in self.servers:
+            server.naming.require(version)
+        self.notify()
+
+    def suspect(self, server: Server) -> None:
+        """Have a server asked for its version: an answer named another than it should have."""
+        if self.required is not None and not server.suspect:
+            server.suspect = True
+            self.notify()
+
+    def owe_abort(self, server: Server, rid: str) -> None:
+        """Leave an abort to the reaper."""
+        self.debts.setdefault(server, []).append(rid)
+        self.notify()
+
+    def statistics(self) -> ServerStatistics:
+        """Counts of this moment."""
+        return ServerStatistics(
+            servers=tuple(
+                ServerCounts(
+                    url=server.url,
+                    usable=self.usable(server),
+                    paused=server.paused,
+                    version=server.naming.now.version,
+                    in_flight=server.in_flight,
+                    requests=server.requests,
+                )
+                for server in self.servers
+            ),
+            connections=sum(server.connections for server in self.servers),
+            debts=sum(len(rids) for rids in self.debts.values()),
+            orphans=self.orphans,
+            late=self.late,
+        )
+
+    def losses(self) -> Mapping[str, str]:
+        """Why each lost server is lost, by URL."""
+        return {server.url: server.lost for server in self.servers if server.lost is not None}

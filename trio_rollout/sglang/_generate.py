@@ -1,0 +1,128 @@
+"""One generate call: tries on servers, one after the other, until there is a Turn or a reason why there is none."""
+
+from typing import final
+
+import attrs
+import trio
+
+from .._backoff import backoff_s, wait_s
+from .._core.values import Turn
+from ..errors import ServerBusy, ServerError, ServerLost
+from ._call import Call
+from ._fleet import Fleet
+from ._http import BadResponse, ConnectionBroken, Exchange, NotConnected, Response, post_request
+from ._leave import abort_once, close_unanswered, count_late, look_s, read_on
+from ._server import Server
+from ._wire import GenerateRequest
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class Generation:
+    """The tries of one request. ``abort_s``: how long leaving it may take once it was sent."""
+
+    fleet: Fleet
+    request: GenerateRequest
+    affinity: str | None
+    abort_s: float
+    _refusals: int = 0
+
+    async def run(self) -> Turn:
+        """Try until there is an answer; see ``InferenceServers.generate``."""
+        while True:
+            server = await self.fleet.choose(self.affinity)
+            server.in_flight += 1
+            try:
+                turn = await self._on(server)
+                if turn is not None:
+                    return turn
+            except ServerBusy as busy:
+                self._note_busy(server, busy)
+            finally:
+                server.in_flight -= 1
+            await self._wait_while_busy()
+
+    async def _on(self, server: Server) -> Turn | None:
+        """One try on this server; None: nothing was sent, or the server had closed the connection before it could answer."""
+        for fresh in (False, True):
+            try:
+                exchange = await server.work.take(fresh=fresh)
+            except NotConnected as error:
+                if error.ours:
+                    raise ServerError(f"{error}; the limit is this machine's, not the server's") from error
+                self.fleet.lose(server, str(error))
+                return None
+            with exchange:
+                if not self.fleet.usable(server):  # paused or lost while the connection was opened
+                    return None
+                call = Call(
+                    server=server, rid=self.fleet.ports.new_rid(), request=self.request, named=server.naming.now
+                )
+                response = await self._exchange(call, exchange)
+                if response is not None:
+                    return self._turn(call, response)
+        raise AssertionError("a new connection is never taken for a stale one")
+
+    def _turn(self, call: Call, response: Response) -> Turn:
+        turn = call.turn_of(response)
+        naming = call.server.naming
+        if naming.names_numbers and turn.weight_version != naming.now.version:
+            self.fleet.suspect(call.server)
+        return turn
+
+    async def _exchange(self, call: Call, exchange: Exchange) -> Response | None:
+        """Send and receive; None if a reused connection ended before one byte of the answer."""
+        began = trio.current_time()
+        try:
+            return await self._send_and_receive(call, exchange)
+        except ConnectionBroken as error:
+            with trio.move_on_after(self.abort_s, shield=True):
+                if exchange.sent or error.answered:
+                    await abort_once(self.fleet, call.server, call.rid)
+            if exchange.reused and not error.answered:
+                return None
+            after = trio.current_time() - began
+            raise ServerLost(f"{call.attempted}: {error}, {after:.3g} s after it was sent") from error
+        except BadResponse as error:
+            raise ServerError(f"{call.attempted}: {error}") from error
+        except trio.Cancelled:
+            if exchange.sent and exchange.response is None:
+                with trio.move_on_after(look_s(self.abort_s), shield=True):
+                    await close_unanswered(self.fleet, call, exchange)
+            count_late(self.fleet, call, exchange)
+            raise
+
+    async def _send_and_receive(self, call: Call, exchange: Exchange) -> Response:
+        server = call.server
+        server.requests += 1
+        await exchange.send(post_request(server.generate_head, self.request.body(call.rid)))
+        server.sent += 1
+        try:
+            return await exchange.receive()
+        except trio.Cancelled:
+            with trio.move_on_after(self.abort_s - look_s(self.abort_s), shield=True):
+                await read_on(self.fleet, call, exchange)
+            raise
+        finally:
+            server.sent -= 1
+
+    def _note_busy(self, server: Server, busy: ServerBusy) -> None:
+        settings = self.fleet.settings
+        self._refusals += 1
+        delay = backoff_s(
+            self._refusals,
+            base=settings.backoff_base,
+            longest=settings.backoff_max,
+            jitter=0.5,
+            rng=self.fleet.ports.random,
+        )
+        if busy.retry_after is not None:
+            delay = max(delay, min(busy.retry_after, settings.retry_after_max))
+        server.busy_until = max(server.busy_until, trio.current_time() + delay)
+
+    async def _wait_while_busy(self) -> None:
+        """Wait until some usable server is not busy; no server usable is not a reason to wait here."""
+        until = [server.busy_until for server in self.fleet.servers if self.fleet.usable(server)]
+        left = min(until, default=0.0) - trio.current_time()
+        if self._refusals and left > 0:
+            await wait_s(left)

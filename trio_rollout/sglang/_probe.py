@@ -1,0 +1,87 @@
+"""The probe: the only place that asks servers at intervals. It asks those in question, and nobody else."""
+
+import logging
+from typing import Final
+
+import trio
+
+from .._backoff import wait_s
+from ..errors import ServerError
+from ._calls import call, model_info
+from ._control import continue_one
+from ._fleet import Fleet
+from ._server import Server
+from ._wire import READY
+
+_log: Final = logging.getLogger("trio_rollout.sglang")
+# Builds before it was added answer so; their model info has to do.
+_NO_SUCH_ROUTE: Final = frozenset({404, 405})
+
+
+async def _recover(fleet: Fleet, server: Server) -> None:
+    """Ask a lost server; give it work again once it is ready, not paused, and has said which weights it has."""
+    if server.paused:
+        if fleet.window:
+            return  # its resume belongs to the end of the window
+        await continue_one(fleet, server)
+        if server.paused:
+            return
+    ready = await call(server, "GET", READY)
+    if not ready.ok and ready.status not in _NO_SUCH_ROUTE:
+        return
+    server.naming.observe((await model_info(server)).weight_version)
+    if server.lost is not None:
+        _log.warning("server %s is back (it was lost: %s)", server.url, server.lost)
+    server.lost = None
+    server.down = False
+    server.suspect = False
+    fleet.notify()
+
+
+async def _verify(fleet: Fleet, server: Server) -> None:
+    """Ask a server that named an unexpected version; what it says now decides whether it gets work."""
+    server.naming.observe((await model_info(server)).weight_version)
+    server.suspect = False
+    if not fleet.usable(server):
+        _log.warning(
+            "server %s has weights %r, not version %s: no work until a weight update has brought it there",
+            server.url,
+            server.naming.now.name,
+            fleet.required,
+        )
+    fleet.notify()
+
+
+async def _ask(fleet: Fleet, server: Server) -> None:
+    with trio.move_on_after(fleet.settings.control):
+        try:
+            if server.lost is not None or server.paused:
+                await _recover(fleet, server)
+            else:
+                await _verify(fleet, server)
+        except ServerError as error:
+            if server.lost is None:
+                fleet.lose(server, str(error))
+
+
+def _in_question(fleet: Fleet) -> list[Server]:
+    """Servers that are lost, that named an odd version, or whose resume was cut short."""
+    return [
+        server
+        for server in fleet.servers
+        if server.lost is not None or server.suspect or (server.paused and not fleet.window)
+    ]
+
+
+async def probe(fleet: Fleet) -> None:
+    """Ask every server in question, wait an interval, ask again; sleep while there is none. Runs until cancelled."""
+    while True:
+        questionable = _in_question(fleet)
+        if not questionable:
+            await fleet.changed()
+            continue
+        async with trio.open_nursery() as nursery:
+            for server in questionable:
+                nursery.start_soon(_ask, fleet, server)
+        if _in_question(fleet):
+            await wait_s(fleet.settings.probe)

@@ -1,0 +1,88 @@
+"""One server: how to reach it, and what is known about it at this moment."""
+
+from typing import final
+
+import attrs
+import httpx
+import trio
+
+from ._aborts import AbortLane
+from ._http import Address, Connector, Pool, PoolTransport, post_head
+from ._naming import Naming
+from ._settings import ServerSettings
+from ._wire import ABORT, GENERATE
+
+# Control calls are few and short: what is idle may go quickly.
+_CONTROL_IDLE = 4
+
+
+@final
+@attrs.define(eq=False)
+class Server:
+    """State of one server. Changed only by its fleet, which tells those who wait."""
+
+    address: Address
+    work: Pool = attrs.field(repr=False)
+    aborts: AbortLane = attrs.field(repr=False)
+    control: Pool = attrs.field(repr=False)
+    client: httpx.AsyncClient = attrs.field(repr=False)
+    generate_head: bytes = attrs.field(repr=False)
+    naming: Naming = attrs.field(factory=Naming)
+    in_flight: int = 0
+    """Requests of ours that have chosen it and have not ended."""
+    sent: int = 0
+    """Those of them that have gone out whole."""
+    requests: int = 0
+    """Requests that have gone out to it, ever."""
+    lost: str | None = None
+    """Why it gets no work until it answers a probe."""
+    down: bool = False
+    """Lost, and nothing listened there when it was last asked: it runs nothing."""
+    suspect: bool = False
+    """It named a version that is not the one it should have; the probe will ask."""
+    paused: bool = False
+    """It may be paused: a pause was sent, and no resume has been acknowledged."""
+    busy_until: float = 0.0
+    orphans: int = 0
+    """Orphans that were counted and, as far as we know, still run on it."""
+    pausing: trio.Event = attrs.field(factory=trio.Event, repr=False)
+    """Set while it may be paused; replaced by a fresh one at its resume."""
+
+    @property
+    def url(self) -> str:
+        """Its URL, as in messages and mappings."""
+        return self.address.url
+
+    @property
+    def connections(self) -> int:
+        """Open connections to it, idle ones included."""
+        return self.work.connections + self.aborts.pool.connections + self.control.connections
+
+    def close(self) -> None:
+        """Close all idle connections, and those in use when they are given back."""
+        for pool in (self.work, self.aborts.pool, self.control):
+            pool.close()
+
+
+def new_server(address: Address, settings: ServerSettings, connect: Connector) -> Server:
+    """A server that nobody has talked to yet."""
+
+    def pool(max_idle: int) -> Pool:
+        return Pool(address, connect, max_idle=max_idle, idle_s=settings.idle, connect_s=settings.connect)
+
+    headers = () if settings.api_key is None else (("authorization", f"Bearer {settings.api_key}"),)
+    control = pool(_CONTROL_IDLE)
+    return Server(
+        address=address,
+        work=pool(settings.max_idle),
+        aborts=AbortLane(pool(_CONTROL_IDLE), post_head(address, ABORT, headers=headers)),
+        control=control,
+        client=httpx.AsyncClient(
+            transport=PoolTransport(control),
+            base_url=f"{'https' if address.tls else 'http'}://{address.host_header}{address.prefix}",
+            headers=dict(headers),
+            timeout=None,  # noqa: S113  the caller's scope bounds every call
+            trust_env=False,
+        ),
+        generate_head=post_head(address, GENERATE, headers=headers),
+    )

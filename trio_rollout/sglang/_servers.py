@@ -1,0 +1,234 @@
+"""The servers as users and the engine see them, and the scope in which they exist."""
+
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, final
+
+import attrs
+import trio
+
+from .._core.enums import PauseMode
+from .._core.sampling import SamplingParams
+from .._core.settings import Deadlines
+from .._core.statistics import ServerStatistics
+from .._core.values import Prompt, Turn
+from .._ports import Ports
+from .._service import open_service
+from .._threads import RunSync, run_in_thread
+from .._tokenizer import Tokenizer, load_tokenizer
+from ..abc import ModelInput
+from ..errors import RequestRejected
+from . import _control as control
+from ._fleet import Fleet
+from ._generate import Generation
+from ._http import Connector, connect_socket
+from ._probe import probe
+from ._reaper import reap
+from ._settings import ServerSettings
+from ._startup import discover, meet, servers_of, vocab_size_of
+from ._wire import checked_ids, generate_request
+
+_log: Final = logging.getLogger("trio_rollout.sglang")
+_NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
+# Leaving must not wait for servers that don't answer; this is for those whose resume had failed before.
+_LAST_RESUME_S: Final = 2.0
+
+
+@final
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class SGLangServers:
+    """SGLang servers, or one view of them with its own budgets. Made by ``open_sglang_servers``."""
+
+    _fleet: Fleet
+    _tokenizer: Tokenizer | None
+    _abort_s: float
+    _control_s: float
+
+    def __repr__(self) -> str:
+        now = self.statistics()
+        usable = sum(server.usable for server in now.servers)
+        in_flight = sum(server.in_flight for server in now.servers)
+        return f"<SGLangServers {usable} of {len(now.servers)} usable, {in_flight} requests, {now.connections} connections>"
+
+    def under(self, deadlines: Deadlines) -> "SGLangServers":
+        """The same servers, with these budgets for aborts and control calls. Everything else is shared."""
+        return attrs.evolve(self, abort_s=deadlines.abort, control_s=deadlines.control)
+
+    def encode(self, prompt: Prompt) -> ModelInput:
+        """The prompt as ``generate`` takes it: its ids, else its text or messages through the tokenizer.
+
+        Text without a tokenizer stays text: the server then turns it into ids, and says which in its answer.
+
+        Raises:
+          RequestRejected: messages without a tokenizer, or a token id outside the vocabulary.
+
+        """
+        if prompt.input_ids is not None:
+            return checked_ids(prompt.input_ids, self._fleet.vocab_size)
+        if prompt.text is not None:
+            return prompt.text if self._tokenizer is None else self._checked(self._tokenizer.encode(prompt.text))
+        if self._tokenizer is None:
+            raise RequestRejected(
+                f"prompt {prompt.id!r} has messages, but there is no tokenizer to turn them into ids: "
+                "give open_sglang_servers(tokenizer=...)"
+            )
+        return self._checked(self._tokenizer.apply_chat_template(prompt.messages or ()))
+
+    def _checked(self, ids: Sequence[int]) -> ModelInput:
+        return checked_ids(ids, self._fleet.vocab_size)
+
+    async def generate(
+        self,
+        input_ids: ModelInput,
+        sampling: SamplingParams,
+        *,
+        affinity: str | None = None,
+        extra: Mapping[str, object] = _NOTHING,
+    ) -> Turn:
+        """Sample one turn on one server; an aborted one returns with stop ABORT and the tokens it has.
+
+        The server is the one that last had this ``affinity`` while it can be used, else the least loaded one. A busy server
+        (503, 429, …) is asked again later, another one at once, under a fresh request id each time.
+
+        Blocks until the answer is there; waits while no server is usable. **Without a deadline of the caller it may wait for
+        ever.** Cancelled, the request is aborted on its server and its answer awaited, within the abort budget, before
+        Cancelled goes on; tokens sampled until then are lost.
+
+        Raises:
+          RequestRejected: the servers' words for why no server will take this request.
+          ServerLost: the connection broke with the request on it.
+          ServerError: any other failure.
+
+        """
+        request = generate_request(input_ids, sampling, extra, vocab_size=self._fleet.vocab_size)
+        return await Generation(self._fleet, request, affinity, self._abort_s).run()
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Pause every server that is not lost; nothing is sent to any of them until ``resume``.
+
+        Blocks until they say that they are paused. Cancelled, some of them may be paused: call ``resume``.
+
+        Raises:
+          ServerError: names the servers that could not be paused in time. They count as lost, and every server has been
+            resumed as far as it answers.
+
+        """
+        await control.pause(self._fleet, mode, seconds=self._control_s)
+
+    async def resume(self) -> None:
+        """Resume every server that may have been paused; then the aborts that are owed are paid in the background.
+
+        Blocks until they say that they continue, within the control budget. Cancelled, or if one does not answer, the probe
+        goes on resuming it.
+
+        Raises:
+          ServerError: names the servers that could not be resumed. They count as lost; the others are resumed.
+
+        """
+        await control.resume(self._fleet, seconds=self._control_s)
+
+    async def versions(self) -> Mapping[str, int | None]:
+        """The weight version that each answering server names, by URL; None if it names no number.
+
+        ``default`` is no number, except from a server that had named numbers before: it has restarted, which is 0.
+        A server that does not answer within the control budget counts as lost and is left out.
+        """
+        return await control.versions(self._fleet, seconds=self._control_s)
+
+    def require_version(self, version: int) -> None:
+        """From now on only servers that name this version get work (those that never named one excepted)."""
+        self._fleet.require_version(version)
+
+    async def flush_cache(self) -> None:
+        """Empty every server's prefix cache; asked again while a server refuses because requests are still leaving it.
+
+        Raises:
+          ServerError: names the servers that did not flush within the control budget.
+
+        """
+        await control.flush_cache(self._fleet, seconds=self._control_s)
+
+    async def abort_until_idle(self) -> None:
+        """Abort everything on every server, other clients' requests too, until none runs anything.
+
+        Raises:
+          ServerError: names the servers that were not idle within the control budget.
+
+        """
+        await control.abort_until_idle(self._fleet, seconds=self._control_s)
+
+    async def health(self) -> Mapping[str, bool]:
+        """Whether each server answers that it is ready, by URL. A paused one is not."""
+        return await control.health(self._fleet, seconds=self._control_s)
+
+    def statistics(self) -> ServerStatistics:
+        """Counts of this moment."""
+        return self._fleet.statistics()
+
+
+async def _serve(fleet: Fleet, *, task_status: trio.TaskStatus[None]) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(probe, fleet)
+        nursery.start_soon(reap, fleet)
+        task_status.started()
+
+
+async def _leave(fleet: Fleet) -> None:
+    """Say what stays behind. Does not wait for paused servers."""
+    if not fleet.window:
+        with trio.move_on_after(_LAST_RESUME_S):
+            await control.resume_quietly(fleet)
+    owed = {server.url: len(rids) for server, rids in fleet.debts.items()}
+    if owed:
+        _log.warning("left with aborts owed to servers that are still paused: %s", owed)
+
+
+@asynccontextmanager
+async def open_sglang_servers(
+    urls: Sequence[str] = (),
+    *,
+    router: str | None = None,
+    tokenizer: str | Path | Tokenizer | None = None,
+    settings: ServerSettings = ServerSettings(),  # noqa: B008  frozen
+    ports: Ports | None = None,
+    connect: Connector = connect_socket,
+    run_sync: RunSync = run_in_thread,
+) -> AsyncGenerator[SGLangServers]:
+    """Reach SGLang servers by URL (``http://host:port``, ``unix:/path``), or the workers of a router.
+
+    ``tokenizer``: a model's folder, for prompts that are text or messages. ``ports``, ``connect`` and ``run_sync`` are what
+    a simulation replaces: randomness, connections, threads.
+
+    Entering blocks until every server has said who it is. Leaving closes all connections; it blocks at most a few seconds
+    for servers that could not be resumed, and never for paused ones.
+
+    Raises:
+      SettingsError: no or malformed URLs, or the tokenizer can't be loaded.
+      ServerError: names each server that can't be reached or does not speak SGLang, with what it said.
+
+    """
+    known = list(urls) if not isinstance(urls, str) else urls
+    if router is not None:
+        known = [*known, *await discover(router, settings, connect)]
+    loaded = await run_sync(load_tokenizer, tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
+    servers = servers_of(known, settings, connect)
+    try:
+        infos = await meet(servers, settings)
+        fleet = Fleet(
+            servers=servers,
+            settings=settings,
+            ports=ports if ports is not None else Ports(),
+            vocab_size=await vocab_size_of(infos, settings, run_sync),
+        )
+
+        async def serve(*, task_status: trio.TaskStatus[None]) -> None:
+            await _serve(fleet, task_status=task_status)
+
+        async with open_service(serve, lambda _value, _error: _leave(fleet)):
+            yield SGLangServers(fleet=fleet, tokenizer=loaded, abort_s=settings.abort, control_s=settings.control)
+    finally:
+        for server in servers:
+            server.close()

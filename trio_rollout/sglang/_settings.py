@@ -1,0 +1,38 @@
+"""Settings of the client: frozen, validated at construction. All times are seconds."""
+
+import attrs
+
+from .._core.checks import at_least, seconds, whole
+
+
+@attrs.frozen(kw_only=True)
+class ServerSettings:
+    """How the client treats its servers.
+
+    ``vocab_size``: token ids at or above it are refused before sending, because a real SGLang dies of them; None: read from
+    ``config.json`` under the server's model path where that is readable. ``abort``: how long a cancelled request may take
+    to be acknowledged; ``control``: one pause, resume, flush or version call; an engine brings its own for both.
+    ``connect``: opening one connection. ``probe``: time between two questions to a lost server.
+
+    A server that is busy (503, 429, …) is asked again after ``backoff_base``, doubled each time up to ``backoff_max``, or
+    after what it asked for, up to ``retry_after_max``; the caller's deadline ends it. ``idle``: idle connections are closed
+    after so long, below the 5 s after which SGLang closes them itself; at most ``max_idle`` are kept per server.
+    ``affinity_keys``: how many session keys are remembered. ``api_key`` is sent as a bearer token.
+
+    Raises:
+      SettingsError: a field is out of its range; the message names the field, the value and the range.
+
+    """
+
+    vocab_size: int | None = attrs.field(default=None, validator=attrs.validators.optional(whole(1)))
+    abort: float = attrs.field(default=5.0, validator=seconds)
+    control: float = attrs.field(default=30.0, validator=seconds)
+    connect: float = attrs.field(default=5.0, validator=seconds)
+    probe: float = attrs.field(default=1.0, validator=seconds)
+    backoff_base: float = attrs.field(default=0.1, converter=float, validator=at_least(0.001))
+    backoff_max: float = attrs.field(default=5.0, converter=float, validator=at_least(0.001))
+    retry_after_max: float = attrs.field(default=60.0, converter=float, validator=at_least(0.0))
+    idle: float = attrs.field(default=4.0, converter=float, validator=at_least(0.0))
+    max_idle: int = attrs.field(default=1024, validator=whole(0))
+    affinity_keys: int = attrs.field(default=65536, validator=whole(1))
+    api_key: str | None = attrs.field(default=None, repr=False)
