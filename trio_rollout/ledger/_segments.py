@@ -76,8 +76,7 @@ class Segments:
         if size < end:
             raise LedgerError(f"segment {name} has {size} bytes, the ledger needs {end} of it: the disk lost data")
         if size > end:
-            self.disk.truncate(name, end)
-            self.disk.sync(name)
+            self.disk.truncate(name, end)  # durable with the next body, and until then it may be cut again
 
     def append(self, bodies: Sequence[bytes]) -> list[InSegment]:
         """Write bodies behind each other and make them durable."""

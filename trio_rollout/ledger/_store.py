@@ -72,15 +72,22 @@ class Store:
             disk=self.disk, roll=self.limits.segment, next_number=_schema.get_int(db, "next_segment")
         )
         self._segments.open(_schema.segments(db))
-        self.disk.sync_names()
         self._rows = Rows(db)
         self._apply = Apply(rows=self._rows, read=self._read, keep=self.keep_acked)
 
     def close(self) -> None:
-        """Close the database and let go of the directory."""
+        """Close the database and let go of the directory.
+
+        Raises:
+          LedgerError: it can't be closed; what was written is on disk all the same.
+
+        """
         try:
             if self._db is not None:
                 self._db.close(force=True)
+        except (OSError, apsw.Error) as error:
+            if self._broken is None:
+                raise LedgerError(f"ledger {self.where}: closing it failed: {error}") from error
         finally:
             self.disk.unlock()
 

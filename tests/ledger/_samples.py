@@ -1,0 +1,103 @@
+"""Prompts, groups and a story: what the ledger's tests write down."""
+
+from collections.abc import Iterator
+
+from trio_rollout._core.enums import Cause, Status, Stop
+from trio_rollout._core.events import (
+    Acked,
+    Delivered,
+    Event,
+    Filtered,
+    Pulled,
+    Quarantined,
+    Ready,
+    Requeued,
+    RunIdentity,
+    VersionChanged,
+)
+from trio_rollout._core.values import (
+    Failure,
+    Group,
+    GroupId,
+    Prompt,
+    QuarantineReport,
+    Segment,
+    Trajectory,
+    VersionSpan,
+)
+
+IDENTITY = RunIdentity(source="prompts.jsonl", samples_per_prompt=2)
+
+
+def gid(number: int) -> GroupId:
+    return GroupId(0, str(number))
+
+
+def prompt(number: int, *, size: int = 3) -> Prompt:
+    return Prompt(id=str(number), input_ids=[number] * size, label=f"answer {number}", metadata={"from": number})
+
+
+def segment(response: int = 3, *, size: int = 0) -> Segment:
+    return Segment(
+        tokens=range(response + size + 1),
+        response_length=response,
+        loss_mask=[1] * response,
+        log_probs=[-0.5] * response,
+        versions=[VersionSpan(0, response, 7)],
+        text="some text",
+    )
+
+
+def group(number: int, attempt: int = 1, *, size: int = 0, samples: int = 2) -> Group:
+    of = prompt(number)
+    rows = [
+        Trajectory(
+            prompt=of, index=index, segments=[segment(size=size)], status=Status.TRUNCATED, stop=Stop.LENGTH, reward=1.0
+        )
+        for index in range(samples)
+    ]
+    return Group(id=of.group_id, attempt=attempt, prompt=of, trajectories=rows)
+
+
+def failure(number: int, cause: Cause = Cause.ERROR) -> Failure:
+    return Failure(cause=cause, type="ValueError", message="judge was out", traceback="...", group=gid(number), attempt=1)
+
+
+def pulled(*numbers: int) -> Pulled:
+    return Pulled(prompts=tuple(map(prompt, numbers)), source_state={"at": max(numbers) + 1, "left": [1, None]})
+
+
+def requeued(number: int, attempt: int = 1, cause: Cause = Cause.ERROR, attempts: int = 1) -> Requeued:
+    error = failure(number, cause) if cause is Cause.ERROR else None
+    return Requeued(id=gid(number), attempt=attempt, cause=cause, attempts=attempts, free=0, error=error)
+
+
+def quarantined(number: int) -> Quarantined:
+    report = QuarantineReport(id=gid(number), cause=Cause.ERROR, attempts=3, error=failure(number))
+    return Quarantined(report=report)
+
+
+def delivered(step: int, *numbers: int) -> Delivered:
+    return Delivered(step=step, ids=tuple(map(gid, numbers)))
+
+
+def acked(step: int, *numbers: int) -> Acked:
+    return Acked(step=step, ids=tuple(map(gid, numbers)))
+
+
+def ready(number: int, attempt: int = 1, *, size: int = 0) -> Ready:
+    return Ready(group=group(number, attempt, size=size))
+
+
+def story(first: int = 0, step: int = 0) -> Iterator[list[list[Event]]]:
+    """Every kind of event, as batches of records. With small limits it fills, empties and deletes segments."""
+    a, b, c, d, e, f = range(first, first + 6)
+    yield [[pulled(a, b, c, d)], [VersionChanged(version=step)]]
+    yield [[ready(a)], [ready(b)], [requeued(c)]]
+    yield [[delivered(step, a)], [pulled(e, f)]]
+    yield [[ready(c, 2, size=40)], [Filtered(id=gid(d), attempt=1, reason="all rewards equal")]]
+    yield [[acked(step, a)], [quarantined(e)]]
+    yield [[requeued(c, 2, Cause.STALE, attempts=1)], [ready(f)]]
+    yield [[delivered(step + 1, b, f), VersionChanged(version=step + 1)]]
+    yield [[acked(step + 1, b, f)], [ready(c, 3)]]
+    yield [[delivered(step + 2, c)]]

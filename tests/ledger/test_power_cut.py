@@ -1,0 +1,149 @@
+"""A disk that drops, reorders and tears what was not synced, under the real storage code (P7)."""
+
+import random
+from collections.abc import Callable, Iterator
+
+import attrs
+import pytest
+
+from trio_rollout._core.events import Recovered
+from trio_rollout.errors import LedgerError
+from trio_rollout.ledger._records import record_of
+from trio_rollout.ledger._store import Store, StoreLimits
+from trio_rollout.testing._simdisk import SimDisk, replay
+from trio_rollout.testing._simfiles import (
+    Mark,
+    Op,
+    SimFiles,
+    Sync,
+    SyncNames,
+    everything,
+    nothing,
+    only_last,
+    shuffled,
+    torn_at,
+)
+
+from ._samples import IDENTITY, pulled, story
+
+SMALL = StoreLimits(inline=60, segment=1500)
+
+
+def store_on(disk: SimDisk) -> Store:
+    return Store(where="sim", disk=disk, limits=SMALL)
+
+
+@attrs.define
+class Told:
+    """What the scenario was promised: after its n-th mark the ledger remembers ``states[n]``."""
+
+    disk: SimDisk
+    states: list[Recovered]
+
+
+def live(disk: SimDisk, states: list[Recovered]) -> None:
+    """Two lives of a ledger with every kind of event; marks the log whenever something was promised."""
+    for number in range(2):
+        store = store_on(disk)
+        store.open()
+        try:
+            store.begin(IDENTITY)
+            for batch in story(first=number * 10, step=number * 3):
+                assert store.commit([record_of(events) for events in batch]) == [None] * len(batch)
+                states.append(store.begin(IDENTITY))
+                disk.mark(len(states) - 1)
+                store.tidy()
+        finally:
+            store.close()
+
+
+@pytest.fixture(scope="module")
+def told() -> Told:
+    found = Told(SimDisk(), [Recovered()])
+    live(found.disk, found.states)
+    return found
+
+
+def images(files: SimFiles, rng: random.Random, *, bytes_apart: int) -> Iterator[dict[str, bytes]]:
+    """What a power cut may leave of these files; every byte of a segment's tail, every so many of the log's."""
+    for names in (True, False):
+        for choose in (nothing, everything, only_last, shuffled(rng), shuffled(rng), shuffled(rng)):
+            yield files.after_power_cut(choose, names=names)
+    unsynced = files.unsynced()
+    tail = sum(len(data or b"") for edits in unsynced.values() for _, data in edits)
+    apart = 1 if any(name.endswith(".seg") for name in unsynced) else bytes_apart
+    for length in range(0, tail, apart):
+        yield files.after_power_cut(torn_at(length), names=True)
+
+
+def remembered(image: dict[str, bytes]) -> Recovered:
+    """What a ledger that finds these files remembers; it must also be able to go on from there."""
+    disk = SimDisk(SimFiles.holding(image))
+    store = store_on(disk)
+    store.open()
+    found = store.begin(IDENTITY)
+    store.close()
+    store = store_on(disk)
+    store.open()
+    try:
+        assert store.begin(IDENTITY) == found
+        assert store.commit([record_of([pulled(99)])]) == [None]
+        assert store.begin(IDENTITY).unfinished[-1].prompt.id == "99"
+    finally:
+        store.close()
+    return found
+
+
+def broken_promises(told: Told, *, deaf: Callable[[Op], bool] | None = None, bytes_apart: int = 61) -> Iterator[str]:
+    """Cuts the power before every operation, in many ways; yields what is not as promised."""
+    rng = random.Random(7)
+    promised = 0
+    seen: set[tuple[int, int]] = set()
+    for index, files in replay(told.disk.log, deaf=deaf):
+        if index and isinstance(mark := told.disk.log[index - 1], Mark):
+            promised = mark.number
+        allowed = told.states[promised : promised + 2]
+        for image in images(files, rng, bytes_apart=bytes_apart):
+            key = (promised, hash(tuple(sorted(image.items()))))
+            if key in seen:
+                continue
+            seen.add(key)
+            try:
+                if remembered(image) not in allowed:
+                    yield f"operation {index}: not what was promised at mark {promised}"
+            except LedgerError as error:
+                yield f"operation {index}: {error}"
+
+
+def test_a_power_cut_anywhere_loses_nothing_that_was_promised(told):
+    """Every operation of commit, recycle, retire, open and close; every byte of an unsynced segment tail."""
+    assert list(broken_promises(told)) == []
+
+
+def names_after_segment() -> Callable[[Op], bool]:
+    before: list[Op] = []
+
+    def deaf(op: Op) -> bool:
+        after = before and isinstance(before[-1], Sync) and before[-1].name.endswith(".seg")
+        before.append(op)
+        return bool(after) and isinstance(op, SyncNames)
+
+    return deaf
+
+
+def sync_of(ending: str) -> Callable[[Op], bool]:
+    return lambda op: isinstance(op, Sync) and op.name.endswith(ending)
+
+
+@pytest.mark.parametrize(
+    "deaf",
+    [
+        pytest.param(sync_of(".seg"), id="segment"),
+        pytest.param(names_after_segment(), id="name of a new segment"),
+        pytest.param(sync_of("-wal"), id="log"),
+        pytest.param(sync_of(".db"), id="database"),
+    ],
+)
+def test_without_one_of_the_syncs_a_power_cut_is_noticed(told, deaf):
+    """The test above sees it when a sync is missing from the code."""
+    assert next(broken_promises(told, deaf=deaf, bytes_apart=10_000), None) is not None
