@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from itertools import islice
+from itertools import islice, starmap
 from typing import Any, Literal, final
 
 import attrs
@@ -10,7 +10,9 @@ import trio
 
 from .._core.values import GroupId, Prompt
 from ..errors import SourceError
-from ._position import dumped, loaded, require_same
+from ._position import Count, dumped, loaded, require_same
+
+_STRIDE = 1024  # prompts held at once while a restore goes through the iterable
 
 
 @attrs.frozen(kw_only=True)
@@ -18,9 +20,44 @@ class IterablePosition:
     """What is saved: how many prompts were taken, a digest of their ids, and which were given back."""
 
     kind: Literal["iterable"] = "iterable"
-    taken: int
+    taken: Count
     digest: str
     returned: tuple[tuple[int, str], ...]
+
+
+@attrs.define(eq=False)
+class Cursor:
+    """A place in an iterable. An iterable that fails is over: most iterators end after they have raised."""
+
+    iterator: Iterator[Prompt]
+    taken: int = 0
+    failure: Exception | None = None
+    _digest: Any = attrs.field(factory=lambda: blake2b(digest_size=16))
+
+    def advance(self, count: int) -> list[Prompt]:
+        """Up to ``count`` more; fewer when the iterable ends or fails."""
+        ahead: list[Prompt] = []
+        if self.failure is not None:
+            return ahead
+        try:
+            for item in islice(self.iterator, count):
+                self._require_prompt(item)
+                ahead.append(item)
+                self.taken += 1
+        except Exception as error:  # ruff: ignore[blind-except]  the iterable is user code; take() raises it
+            self.failure = error
+        return ahead
+
+    @property
+    def digest(self) -> str:
+        """Of the ids so far."""
+        found: str = self._digest.hexdigest()
+        return found
+
+    def _require_prompt(self, item: object) -> None:
+        if not isinstance(item, Prompt):
+            raise TypeError(f"item {self.taken} is of type {type(item).__name__}, not a Prompt")
+        self._digest.update(f"{item.group_id}\n".encode())
 
 
 @final
@@ -33,22 +70,16 @@ class IterableSource:
     """
 
     _prompts: Iterable[Prompt] = attrs.field(alias="prompts")
-    _iterator: Iterator[Prompt] = attrs.field(init=False)
-    _taken: int = attrs.field(default=0, init=False)
-    _digest: Any = attrs.field(factory=lambda: blake2b(digest_size=16), init=False)
+    _cursor: Cursor = attrs.field(init=False)
     _returned: list[Prompt] = attrs.field(factory=list, init=False)
-    _failure: Exception | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        try:
-            self._iterator = iter(self._prompts)
-        except TypeError as error:
-            raise SourceError(
-                f"IterableSource needs an iterable of Prompt, got {type(self._prompts).__name__}"
-            ) from error
+        if not isinstance(self._prompts, Iterable):
+            raise SourceError(f"IterableSource needs an iterable of Prompt, got {type(self._prompts).__name__}")
+        self._cursor = Cursor(iter(self._prompts))
 
     def __repr__(self) -> str:
-        return f"<IterableSource {self._taken} taken, {len(self._returned)} returned>"
+        return f"<IterableSource {self._cursor.taken} taken, {len(self._returned)} returned>"
 
     async def take(self, count: int) -> Sequence[Prompt]:
         """Up to ``count`` prompts, those given back first; empty means that the iterable has ended.
@@ -61,9 +92,10 @@ class IterableSource:
         """
         await trio.lowlevel.checkpoint()
         taken, self._returned = self._returned[:count], self._returned[count:]
-        taken += self._advanced(count - len(taken))
-        if not taken and self._failure is not None:
-            raise SourceError(f"{self!r}: {self._failure}") from self._failure
+        taken += self._cursor.advance(count - len(taken))
+        failure = self._cursor.failure
+        if not taken and failure is not None:
+            raise SourceError(f"{self!r}: the iterable failed: {type(failure).__name__}: {failure}") from failure
         return taken
 
     async def give_back(self, prompts: Sequence[Prompt]) -> None:
@@ -77,48 +109,26 @@ class IterableSource:
     def state(self) -> dict[str, object]:
         """How many were taken, a digest of their ids, and what was given back: JSON-able."""
         returned = tuple(prompt.group_id for prompt in self._returned)
-        return dumped(IterablePosition(taken=self._taken, digest=self._digest.hexdigest(), returned=returned))
+        return dumped(IterablePosition(taken=self._cursor.taken, digest=self._cursor.digest, returned=returned))
 
     def restore(self, state: Mapping[str, object]) -> None:
         """Go through the iterable again, up to the saved position.
 
         Raises:
           SourceError: the state is of another kind of source; the iterable gives other prompts now, or is an iterator
-            that has been advanced already.
+            that has been advanced already. The position is as it was.
 
         """
         saved = loaded(state, IterablePosition, kind="iterable", source=self)
-        again = iter(self._prompts)
-        if again is self._iterator and self._taken:
+        cursor = Cursor(iter(self._prompts))
+        if cursor.iterator is self._cursor.iterator and self._cursor.taken:
             raise SourceError(f"{self!r}: an iterator can't be restored once it was advanced; pass an iterable")
-        returned = {GroupId(*group_id): None for group_id in saved.returned}
+        wanted = dict.fromkeys(starmap(GroupId, saved.returned))
         found: dict[GroupId, Prompt] = {}
-        self._iterator, self._taken, self._failure = again, 0, None
-        self._digest, self._returned = blake2b(digest_size=16), []
-        while self._taken < saved.taken and (batch := self._advanced(min(saved.taken - self._taken, 1024))):
-            found.update((prompt.group_id, prompt) for prompt in batch if prompt.group_id in returned)
-        require_same(
-            (saved.taken, saved.digest),
-            (self._taken, self._digest.hexdigest()),
-            what="sequence of prompts",
-            source=self,
-        )
-        self._returned = [found[group_id] for group_id in returned]
-
-    def _advanced(self, count: int) -> list[Prompt]:
-        """Up to ``count`` more; fewer when the iterable ends, or fails, which is remembered."""
-        ahead: list[Prompt] = []
-        try:
-            if self._failure is None:
-                for item in islice(self._iterator, count):
-                    self._count(item)
-                    ahead.append(item)
-        except Exception as error:  # ruff: ignore[blind-except]  the iterable is user code; take() raises it
-            self._failure = error
-        return ahead
-
-    def _count(self, item: object) -> None:
-        if not isinstance(item, Prompt):
-            raise TypeError(f"item {self._taken} is of type {type(item).__name__}, not a Prompt")
-        self._digest.update(f"{item.group_id}\n".encode())
-        self._taken += 1
+        while ahead := cursor.advance(min(saved.taken - cursor.taken, _STRIDE)):
+            found.update((prompt.group_id, prompt) for prompt in ahead if prompt.group_id in wanted)
+        before, now = (saved.taken, saved.digest), (cursor.taken, cursor.digest)
+        require_same(before, now, what="sequence of prompts (count, digest)", source=self)
+        if missing := [group_id for group_id in wanted if group_id not in found]:
+            raise SourceError(f"{self!r}: the state gives back what was never taken: {', '.join(map(str, missing))}")
+        self._cursor, self._returned = cursor, [found[group_id] for group_id in wanted]

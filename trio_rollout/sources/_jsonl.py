@@ -18,7 +18,7 @@ from .._threads import RunSync, run_in_thread
 from ..errors import SourceError
 from ._jsonl_file import FileMark, JsonlFile, require_file, scan
 from ._order import EpochOrder
-from ._position import dumped, loaded, require_same
+from ._position import Count, dumped, loaded, require_same
 from ._record import DEFAULT_LABEL_KEY, DEFAULT_METADATA_KEY, Keys
 
 
@@ -33,9 +33,9 @@ class JsonlPosition:
     kind: Literal["jsonl"] = "jsonl"
     file: FileMark | None
     options: dict[str, str | int | None]
-    epoch: int
-    position: int
-    returned: tuple[tuple[int, str], ...]
+    epoch: Count
+    position: Count
+    returned: tuple[tuple[Count, str], ...]
 
 
 @final
@@ -160,11 +160,15 @@ class JsonlSource:
         if saved.file is not None:
             size = self._file.mark.size if self._file is not None else require_file(self.path).st_size
             require_same(f"{saved.file.size} bytes", f"{size} bytes", what="file", source=self)
-            if self._file is not None:
-                require_same(saved.file, self._file.mark, what="file", source=self)
+        if self._file is not None:
+            self._require_origin(saved.file, self._file)
         self._restored_from = saved.file
         self._epoch, self._position = saved.epoch, saved.position
         self._returned = list(starmap(GroupId, saved.returned))
+
+    def _require_origin(self, saved: FileMark | None, file: JsonlFile) -> None:
+        if saved is not None:
+            require_same(saved, file.mark, what="file", source=self)
 
     def _options(self) -> dict[str, str | int | None]:
         names = ("prompt_key", "label_key", "metadata_key", "id_key", "epochs", "shuffle_seed")
@@ -176,8 +180,7 @@ class JsonlSource:
             file = await self.run_sync(scan, self.path, keys)
             self._order = EpochOrder(count=len(file), seed=self.shuffle_seed)
             self._file = file
-        if self._restored_from is not None:
-            require_same(self._restored_from, self._file.mark, what="file", source=self)
+        self._require_origin(self._restored_from, self._file)
         return self._file
 
     def _ahead(self, length: int, count: int) -> tuple[list[tuple[int, int]], int, int]:
@@ -195,6 +198,5 @@ class JsonlSource:
         """In a thread: it alone looks at the order meanwhile."""
         if self._order is None:
             raise AssertionError("a file is read before it was checked")
-        wanted = [(group.epoch, file.record_of(group.prompt)) for group in again]
-        wanted += [(epoch, self._order.record(epoch, position)) for epoch, position in fresh]
-        return file.read(wanted)
+        numbers = [(epoch, self._order.record(epoch, position)) for epoch, position in fresh]
+        return file.read([*again, *numbers])

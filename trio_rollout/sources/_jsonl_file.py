@@ -21,7 +21,7 @@ from ..errors import SourceError
 from ._record import Keys, prompt_of, record_id
 
 _BOM = b"\xef\xbb\xbf"
-_BUFFER = 1 << 20  # bytes; a scan reads the file once from end to end
+_BUFFER = 1 << 20  # bytes, for the scan, which reads the file once from end to end
 
 
 @attrs.frozen(kw_only=True)
@@ -48,35 +48,28 @@ class JsonlFile:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    def read(self, wanted: Iterable[tuple[int, int]]) -> list[Prompt]:
-        """The prompts of these (epoch, record number) pairs, in their order.
+    def read(self, wanted: Iterable[tuple[int, int | str]]) -> list[Prompt]:
+        """The prompts of these (epoch, record number or id) pairs, in their order.
 
         Raises:
-          SourceError: the file is gone or has changed since it was checked.
+          SourceError: the file is gone, has changed since it was checked, or has no such id.
 
         """
         try:
-            with self.path.open("rb", buffering=_BUFFER) as file:
+            with self.path.open("rb") as file:
                 self._require_unchanged(file)
-                return [
-                    prompt_of(self._record(file, number), self.keys, number=number, epoch=epoch)
-                    for epoch, number in wanted
-                ]
+                return [self._prompt(file, epoch, which) for epoch, which in wanted]
         except (OSError, TypeError, ValueError) as error:
             raise SourceError(f"{self.path}: could not be read again: {error}") from error
 
-    def record_of(self, prompt_id: str) -> int:
-        """The number of the record with this id.
+    def _prompt(self, file: BinaryIO, epoch: int, which: int | str) -> Prompt:
+        number = which if isinstance(which, int) else self._record_with(file, which)
+        return prompt_of(self._record(file, number), self.keys, number=number, epoch=epoch)
 
-        Raises:
-          SourceError: there is none.
-
-        """
+    def _record_with(self, file: BinaryIO, prompt_id: str) -> int:
         for number in self._candidates(prompt_id):
-            with self.path.open("rb") as file:
-                self._require_unchanged(file)
-                if record_id(self._record(file, number), self.keys, number) == prompt_id:
-                    return number
+            if record_id(self._record(file, number), self.keys, number) == prompt_id:
+                return number
         raise SourceError(f"{self.path}: has no prompt with the id {prompt_id!r}")
 
     def _candidates(self, prompt_id: str) -> Iterator[int]:
@@ -155,7 +148,7 @@ def scan(path: Path, keys: Keys) -> JsonlFile:
 def _checked(path: Path, line_number: int, line: bytes, keys: Keys, number: int) -> Prompt:
     try:
         return prompt_of(msgspec.json.decode(line), keys, number=number, epoch=0)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise SourceError(f"{path}, line {line_number}: is not JSON: {error}") from error
     except (TypeError, ValueError) as error:
         raise SourceError(f"{path}, line {line_number}: {error}") from error

@@ -1,13 +1,14 @@
 """Saved positions: JSON-able data out of attrs values, and back with one message form for what does not fit."""
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
 from ..errors import SourceError
 
 T = TypeVar("T")
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
 def dumped(position: object) -> dict[str, object]:

@@ -13,7 +13,7 @@ from .._core.values import Prompt, Trajectory
 from .._in_thread import InThread, in_thread
 from .._threads import RunSync, run_in_thread
 from ..errors import SourceError
-from ._position import dumped, loaded, require_same
+from ._position import Count, dumped, loaded, require_same
 from ._task_scorer import TaskScorer, open_dataset
 
 
@@ -25,8 +25,8 @@ class TaskPosition:
     name: str
     count: int
     seed: int
-    position: int
-    returned: tuple[int, ...]
+    position: Count
+    returned: tuple[Count, ...]
 
 
 @final
