@@ -6,7 +6,7 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 CODE := $(wildcard trio_rollout compat tests examples benchmarks)
 
-.PHONY: setup demo test check format setup-sglang test-sglang
+.PHONY: setup demo test soak check format setup-sglang test-sglang
 
 setup: .venv/.installed
 
@@ -20,6 +20,10 @@ demo: setup
 
 test: setup
 	$(BIN)/pytest $(PYTEST_ARGS)
+
+# The long versions: more seeds, more kills, a million groups.
+soak: setup
+	$(BIN)/pytest -m soak $(PYTEST_ARGS)
 
 # ASYNC114 wants a list of every function used with nursery.start; it only helps in hand-written __aenter__ methods, which
 # we do not write.
