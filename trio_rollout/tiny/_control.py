@@ -1,0 +1,201 @@
+"""The routes that trainers and operators call: abort, pause, weights, cache, and what the server says about itself."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar, final
+
+import attrs
+import msgspec
+import trio
+
+from .._backoff import wait_s
+from ._body import SamplingBody
+from ._call import Call, Item
+from ._connection import Connection, HttpRequest
+from ._frontend import Frontend
+from ._identity import Identity
+from ._model import TinyModel
+from ._refusal import Refusal, malformed
+from ._request import Wanted
+
+B = TypeVar("B", bound=msgspec.Struct)
+_TEXT = b"text/plain; charset=utf-8"
+_FLUSHED = (
+    "Cache flushed.\nPlease check backend logs for more details. "
+    "(When there are running or waiting requests, the operation will not be performed.)\n"
+)
+_NOT_FLUSHED = (
+    "Weights were updated, but the cache was not flushed because requests are still running or queued. "
+    "Retract or finish them, then call /flush_cache."
+)
+_HEALTH_INTERVAL = 1.0
+
+
+class _Abort(msgspec.Struct):
+    rid: str | None = ""
+    abort_all: bool | None = False
+
+
+class _Pause(msgspec.Struct):
+    mode: str = "abort"
+
+
+class _Continue(msgspec.Struct):
+    torch_empty_cache: bool | None = True
+
+
+class _FromDisk(msgspec.Struct):
+    model_path: str
+    load_format: str | None = None
+    weight_version: str | None = None
+    abort_all_requests: bool = False
+    flush_cache: bool = True
+
+
+class _Version(msgspec.Struct):
+    new_version: str
+    abort_all_requests: bool = True
+
+
+class _SlowDown(msgspec.Struct):
+    forward_sleep_time: float | None = None
+
+
+def decode(request: HttpRequest, kind: type[B]) -> B:
+    """The JSON body of a control call.
+
+    Raises:
+      Refusal: there is none, or it has another form.
+
+    """
+    try:
+        return msgspec.json.decode(request.body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise malformed(f"body: {error}") from error
+
+
+@final
+@attrs.frozen(kw_only=True, eq=False)
+class Control:
+    """Answers control calls."""
+
+    frontend: Frontend
+    identity: Identity
+
+    async def abort(self, connection: Connection, request: HttpRequest) -> None:
+        """Abort one rid or all: always 200, at once, whatever happens."""
+        body = decode(request, _Abort)
+        self.frontend.abort(body.rid or "", everything=bool(body.abort_all))
+        await connection.reply(200)
+
+    async def pause(self, connection: Connection, request: HttpRequest) -> None:
+        """Pause in mode abort, retract or in_place."""
+        mode = decode(request, _Pause).mode
+        if mode not in {"abort", "retract", "in_place"}:
+            raise malformed(f"mode must be 'abort', 'retract' or 'in_place', got {mode!r}")
+        await self.frontend.pause(mode=mode)
+        await connection.reply_json(200, {"message": "Generation paused successfully.", "status": "ok"})
+
+    async def resume(self, connection: Connection, request: HttpRequest) -> None:
+        """Go on."""
+        decode(request, _Continue)
+        await self.frontend.resume()
+        await connection.reply_json(200, {"message": "Generation continued successfully.", "status": "ok"})
+
+    async def flush(self, connection: Connection, request: HttpRequest) -> None:
+        """Flush the prefix cache."""
+        try:
+            patience = float(request.query.get("timeout", "0"))
+        except ValueError as error:
+            raise malformed(f"timeout: {error}") from error
+        failure = await self.frontend.flush(max(patience, 0.0))
+        await connection.reply(400 if failure else 200, (failure or _FLUSHED).encode(), _TEXT)
+
+    async def update_from_disk(self, connection: Connection, request: HttpRequest) -> None:
+        """Load weights: at once when paused, else when nothing is in flight; new requests queue behind it."""
+        body = decode(request, _FromDisk)
+        if body.abort_all_requests:
+            self.frontend.abort(everything=True)
+        success, message = await self._update(body)
+        status = 200 if success else 400
+        await connection.reply_json(status, {"success": success, "message": message, "num_paused_requests": 0})
+
+    async def _update(self, body: _FromDisk) -> tuple[bool, str]:
+        old = self.frontend.scheduler.model
+        try:
+            model = TinyModel.load(body.model_path, context_tokens=old.context_tokens)
+            if (model.vocab, model.context_tokens) != (old.vocab, old.context_tokens):
+                raise ValueError(
+                    f"expected {old.vocab} tokens and a context of {old.context_tokens}, "
+                    f"got {model.vocab} and {model.context_tokens}"
+                )
+        except (OSError, ValueError) as error:
+            return False, f"Failed to update weights from {body.model_path}: {error}. Rolling back to original weights."
+        flushed = await self.frontend.update_weights(model, body.weight_version, flush=body.flush_cache)
+        if not flushed:
+            return False, _NOT_FLUSHED
+        self.identity.model_path = self.identity.served_model_name = body.model_path
+        tail = "" if body.weight_version is None else f" Weight version updated to {body.weight_version}."
+        return True, "Succeeded to update model weights." + tail
+
+    async def update_version(self, connection: Connection, request: HttpRequest) -> None:
+        """Name the weights anew; aborts everything unless told not to."""
+        body = decode(request, _Version)
+        if body.abort_all_requests:
+            self.frontend.abort(everything=True)
+        self.frontend.scheduler.set_version(body.new_version)
+        version = body.new_version
+        answer = {"success": True, "message": f"Weight version updated to {version}", "new_version": version}
+        await connection.reply_json(200, answer)
+
+    async def nothing(self, connection: Connection, request: HttpRequest) -> None:
+        """Memory calls: nothing to do, as on a CPU."""
+        del request
+        await connection.reply_json(200, None)
+
+    async def slow_down(self, connection: Connection, request: HttpRequest) -> None:
+        """Wait so many seconds after every step from now on."""
+        self.frontend.step_delay = decode(request, _SlowDown).forward_sleep_time or 0.0
+        await connection.reply_json(200, None)
+
+    async def ready(self, connection: Connection, request: HttpRequest) -> None:
+        """Whether new requests are welcome: up, healthy, not paused."""
+        del request
+        await connection.reply(200 if self.identity.healthy and not self.frontend.paused else 503)
+
+    async def ping(self, connection: Connection, request: HttpRequest) -> None:
+        """Whether it is up and healthy, paused or not."""
+        del request
+        await connection.reply(200 if self.identity.healthy else 503)
+
+    async def health(self, connection: Connection, request: HttpRequest) -> None:
+        """Generate one token and look once a second whether any came: 503 after ``health_timeout``, as when paused."""
+        del request
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            if not self.frontend.is_busy:
+                nursery.start_soon(self._probe)
+            alive = await self._sign_of_life(began)
+            nursery.cancel_scope.cancel()
+        self.identity.healthy = alive
+        await connection.reply(200 if alive else 503)
+
+    async def _sign_of_life(self, began: float) -> bool:
+        while trio.current_time() < began + self.frontend.settings.health_timeout:
+            await wait_s(_HEALTH_INTERVAL)
+            if self.frontend.last_output > began:
+                return True
+        return False
+
+    async def _probe(self) -> None:
+        params = SamplingBody(max_new_tokens=1, temperature=0.0)
+        rid = f"HEALTH_CHECK_{self.frontend.submission.new_rid()}"
+        item = Item(rid=rid, text=None, input_ids=[0], sampling=params, wanted=Wanted())
+        try:
+            async with self.frontend.admitted(Call(items=(item,), samples=1, many=False, stream=False)) as lives:
+                await lives[0].ended.wait()
+        except Refusal:
+            return  # no sign of life will come of it
+
+    def info(self) -> Mapping[str, Any]:
+        """Of ``/model_info``."""
+        return self.identity.model_info(self.frontend.scheduler.version)

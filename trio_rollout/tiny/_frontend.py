@@ -1,0 +1,221 @@
+"""Between HTTP and the scheduler: registration, the pause, aborts, weight updates, and the loop that steps.
+
+Owns: the registry of active rids, the scheduler, the pause. In SGLang these are two processes with a queue between them;
+the quirks that come from that are copied where the text says so.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import final
+
+import attrs
+import trio
+
+from .._backoff import wait_s
+from ._call import Call, Item, checked
+from ._lock import ReadWriteLock
+from ._model import TinyModel
+from ._registry import Live, Registry
+from ._request import QUEUE_FULL, Request
+from ._scheduler import Scheduler
+from ._settings import TinySettings
+from ._submission import Submission
+
+
+class ClientGone(Exception):
+    """The client has closed its connection: there is nobody to answer."""
+
+
+@final
+@attrs.define(eq=False, repr=False, kw_only=True)
+class Frontend:
+    """Everything of the server but HTTP."""
+
+    settings: TinySettings
+    scheduler: Scheduler
+    submission: Submission
+    registry: Registry = attrs.field(factory=Registry, init=False)
+    lock: ReadWriteLock = attrs.field(factory=ReadWriteLock, init=False)
+    paused: bool = attrs.field(default=False, init=False)
+    step_delay: float = attrs.field(init=False)
+    last_output: float = attrs.field(default=float("-inf"), init=False)
+    _pausing: trio.Condition = attrs.field(factory=trio.Condition, init=False)
+    _work: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _idle: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+    _flushing: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.step_delay = self.settings.step_delay
+
+    def __repr__(self) -> str:
+        return f"<Frontend {self.registry!r} {self.scheduler!r}>"
+
+    async def run(self) -> None:
+        """Step while there is work. Runs until cancelled.
+
+        Raises:
+          OutOfVocabulary: a prompt held an id that the model does not have; a real server dies of it.
+
+        """
+        while True:
+            if not self.scheduler.has_work:
+                self._work = trio.Event()
+                await self._work.wait()
+                continue
+            step = self.scheduler.step()
+            now = self.last_output = trio.current_time()
+            self.registry.settle(step.ended, now)
+            self.registry.advanced(step.advanced)
+            if self.scheduler.idle:
+                self._idle.unpark_all()
+            if self.step_delay:
+                await wait_s(self.step_delay)
+            else:
+                await trio.lowlevel.checkpoint()
+
+    @asynccontextmanager
+    async def admitted(self, call: Call) -> AsyncGenerator[list[Live]]:
+        """Register the call's rids, wait while paused, dispatch, and yield one ``Live`` for each answer.
+
+        Entering blocks while the server is paused or a weight update waits. Leaving before a request has ended aborts it,
+        or forgets it if it has not been dispatched.
+
+        Raises:
+          Refusal: a rid is active already, or a request cannot be served.
+
+        """
+        owned = self.registry.register(call.items, trio.current_time())
+        try:
+            await self._wait_open()
+            async with self.lock.reading():
+                lives = owned
+                if call.samples > 1:
+                    lives = await self._sample_often(call, owned)
+                for live in lives:
+                    self._dispatch(live)
+                yield lives
+        finally:
+            for live in owned:
+                self._release(live)
+
+    async def finished(self, live: Live, gone: trio.Event) -> Request:
+        """Wait until a request has ended, looking every few seconds whether its client is still there, as SGLang does.
+
+        Raises:
+          ClientGone: it is not; the request has been aborted.
+
+        """
+        while not live.ended.is_set():
+            with trio.move_on_after(self.settings.disconnect_poll):
+                await live.ended.wait()
+            if not live.ended.is_set() and gone.is_set():
+                self.abort(live.item.rid)
+                raise ClientGone(live.item.rid)
+        if live.request is None:
+            raise AssertionError(f"{live!r} ended without a request")
+        return live.request
+
+    def abort(self, rid: str = "", *, everything: bool = False) -> None:
+        """Abort by rid. Lost for a request that is registered and not dispatched; a repeat is swallowed."""
+        if not everything and not (rid and self.registry.may_abort(rid)):
+            return
+        self.registry.settle(self.scheduler.abort(None if everything else rid), trio.current_time())
+        if self.scheduler.idle:
+            self._idle.unpark_all()
+
+    async def pause(self, *, mode: str) -> None:
+        """Pause. In mode "abort" returns once nothing is in flight, looking every ``abort_poll`` seconds."""
+        async with self._pausing:
+            self.paused = True
+            if mode != "abort":
+                self.scheduler.pause(retract=mode == "retract")
+                return
+            while True:
+                self.abort(everything=True)
+                if not self.lock.held:
+                    return
+                await wait_s(self.settings.abort_poll)
+
+    async def resume(self) -> None:
+        """Go on; what was parked is dispatched."""
+        async with self._pausing:
+            self.paused = False
+            self.scheduler.resume()
+            self._work.set()
+            self._pausing.notify_all()
+
+    async def flush(self, patience: float) -> str | None:
+        """Flush the prefix cache, waiting up to ``patience`` seconds for an idle server; says why it could not."""
+        if self._flushing:
+            return "Another flush_cache is already in progress."
+        self._flushing = True
+        try:
+            with trio.move_on_after(patience):
+                while patience and not self.scheduler.idle:
+                    await self._idle.park()
+        finally:
+            self._flushing = False
+        if self.scheduler.flush():
+            return None
+        return "Timed out waiting for idle state." if patience else "Flush cache failed.\n"
+
+    async def update_weights(self, model: TinyModel, version: str | None, *, flush: bool) -> bool:
+        """Take other weights: at once when paused, else when nothing is in flight. False: the cache was not flushed."""
+        async with self._pausing:
+            paused = self.paused
+        if paused:
+            return self._take(model, version, flush=flush)
+        async with self.lock.writing():
+            return self._take(model, version, flush=flush)
+
+    def _take(self, model: TinyModel, version: str | None, *, flush: bool) -> bool:
+        self.scheduler.set_model(model)
+        if version is not None:
+            self.scheduler.set_version(version)
+        return self.scheduler.flush() if flush else True
+
+    async def _wait_open(self) -> None:
+        """Silently, for as long as the pause lasts; the lock is taken only where somebody holds it or it is needed."""
+        if not self.paused:
+            return
+        async with self._pausing:
+            while self.paused:
+                await self._pausing.wait()
+
+    async def _sample_often(self, call: Call, owned: list[Live]) -> list[Live]:
+        """``n`` > 1: run each prompt once for the cache, then drop the caller's rids and register fresh ones."""
+        warmups, samples = self.submission.multiplied(call)
+        for item in warmups:
+            warmup = self.registry.register([item], trio.current_time())
+            owned.extend(warmup)
+            self._dispatch(warmup[0])
+            await warmup[0].ended.wait()
+        for live in owned:
+            self.registry.forget(live)
+        fresh = self.registry.register(samples, trio.current_time())
+        owned.extend(fresh)
+        return fresh
+
+    def _dispatch(self, live: Live) -> None:
+        live.request = self.submission.request(live.item, self.scheduler.model.vocab)
+        if not self.scheduler.add(live.request):
+            live.request.in_queue = True
+            live.request.end(QUEUE_FULL, self.scheduler.version)
+            self.registry.settle([live.request], trio.current_time())
+        self._work.set()
+
+    def _release(self, live: Live) -> None:
+        if not self.registry.is_active(live):
+            return
+        if live.request is None:
+            self.registry.forget(live)
+        else:
+            self.abort(live.item.rid)
+
+    def is_busy(self) -> bool:
+        """Whether anything runs or waits, paused or not."""
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    def probe(self, item: Item) -> Call:
+        """The call that a health check makes."""
+        return Call(items=(item,), samples=1, many=False, stream=False)

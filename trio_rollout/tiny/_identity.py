@@ -1,0 +1,99 @@
+"""What a tiny server says about itself: ``/model_info``, ``/server_info``, ``/v1/loads``, ``/v1/models``."""
+
+from typing import Any, final
+
+import attrs
+import trio
+
+from ._frontend import Frontend
+
+VERSION = "0.5.23"
+"""The SGLang whose protocol this is; clients look at it to choose how to talk."""
+
+
+@final
+@attrs.define(eq=False, repr=False, kw_only=True)
+class Identity:
+    """Names, paths and health; a weight update from disk moves the paths, as in SGLang."""
+
+    model_path: str
+    served_model_name: str
+    tokenizer_path: str
+    healthy: bool = True
+
+    def model_info(self, version: str) -> dict[str, Any]:
+        """The answer of ``/model_info``."""
+        return {
+            "model_path": self.model_path,
+            "served_model_name": self.served_model_name,
+            "tokenizer_path": self.tokenizer_path,
+            "is_generation": True,
+            "preferred_sampling_params": None,
+            "weight_version": version,
+            "load_format": "auto",
+            "reasoning_parser": None,
+            "tool_call_parser": "qwen25",
+            "disaggregation_mode": "null",
+            "has_image_understanding": False,
+            "has_audio_understanding": False,
+            "model_type": "tiny_table",
+            "architectures": ["TinyTableLM"],
+        }
+
+    def server_info(self, frontend: Frontend) -> dict[str, Any]:
+        """The answer of ``/server_info``."""
+        settings, scheduler = frontend.settings, frontend.scheduler
+        return {
+            "model_path": self.model_path,
+            "tokenizer_path": self.tokenizer_path,
+            "served_model_name": self.served_model_name,
+            "tool_call_parser": "qwen25",
+            "context_length": settings.context_length,
+            "max_running_requests": settings.max_running,
+            "max_queued_requests": settings.max_queued,
+            "incremental_streaming_output": settings.incremental,
+            "random_seed": settings.seed,
+            "weight_version": scheduler.version,
+            "device": "cpu",
+            "tp_size": 1,
+            "dp_size": 1,
+            "max_req_input_len": settings.context_length - 1,
+            "max_total_num_tokens": settings.cache_tokens,
+            "internal_states": [{"effective_max_running_requests_per_dp": settings.max_running}],
+            "version": VERSION,
+        }
+
+    def loads(self, frontend: Frontend) -> dict[str, Any]:
+        """The answer of ``/v1/loads``."""
+        scheduler = frontend.scheduler
+        running, waiting = len(scheduler.running), len(scheduler.waiting)
+        used = sum(one.prompt.size + len(one.output_ids) for one in scheduler.running)
+        room = frontend.settings.cache_tokens
+        return {
+            "timestamp": trio.current_time(),
+            "version": VERSION,
+            "accelerator": "cpu",
+            "num_accelerators": 1,
+            "loads": [
+                {
+                    "dp_rank": 0,
+                    "num_running_reqs": running,
+                    "num_waiting_reqs": waiting,
+                    "num_used_tokens": int(used),
+                    "num_total_tokens": int(used),
+                    "max_total_num_tokens": room,
+                    "max_running_requests": frontend.settings.max_running,
+                    "token_usage": used / room if room else 0.0,
+                    "gen_throughput": 0.0,
+                    "cache_hit_rate": 0.0,
+                    "utilization": running / frontend.settings.max_running,
+                    "memory": {"kv_cache_tokens": scheduler.cache.tokens},
+                    "queues": {
+                        "waiting": waiting,
+                        "grammar": 0,
+                        "paused": sum(one.retractions > 0 for one in scheduler.waiting) if scheduler.paused else 0,
+                        "retracted": sum(one.retractions > 0 for one in scheduler.waiting),
+                    },
+                }
+            ],
+        }

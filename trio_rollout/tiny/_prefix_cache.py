@@ -1,0 +1,111 @@
+"""Which prompts the server has seen: a tree of token runs, for ``cached_tokens``. No values are stored, only lengths matter.
+
+Owns: the tree. At most ``capacity`` tokens; the leaves that were used longest ago go first.
+"""
+
+from typing import TypeAlias, final
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+Tokens: TypeAlias = npt.NDArray[np.int64]
+
+
+@attrs.define(eq=False, repr=False)
+class _Node:
+    run: Tokens
+    parent: "_Node | None"
+    used: int
+    children: dict[int, "_Node"] = attrs.field(factory=dict)
+
+
+def _common(left: Tokens, right: Tokens) -> int:
+    """How many leading tokens are the same."""
+    size = min(left.size, right.size)
+    different = left[:size] != right[:size]
+    return int(different.argmax()) if different.any() else size
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class PrefixCache:
+    """The longest prefix of a prompt that has been computed before."""
+
+    capacity: int
+    tokens: int = attrs.field(default=0, init=False)
+    """How many tokens it holds."""
+    _clock: int = attrs.field(default=0, init=False)
+    _root: _Node = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._root = _Node(np.empty(0, np.int64), None, 0)
+
+    def __repr__(self) -> str:
+        return f"<PrefixCache {self.tokens} of {self.capacity} tokens>"
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._root.children.clear()
+        self.tokens = 0
+
+    def match(self, tokens: Tokens) -> int:
+        """How many leading tokens are known."""
+        return self._walk(tokens)[1]
+
+    def insert(self, tokens: Tokens) -> None:
+        """Remember ``tokens`` and all its prefixes."""
+        node, known = self._walk(tokens)
+        if known < tokens.size:
+            rest = tokens[known:].copy()
+            node.children[int(rest[0])] = _Node(rest, node, self._clock)
+            self.tokens += rest.size
+            self._evict()
+
+    def _walk(self, tokens: Tokens) -> tuple[_Node, int]:
+        """Follow ``tokens`` down; a run that matches in part is split, so that the node returned ends where they part."""
+        self._clock += 1
+        node, place = self._root, 0
+        while place < tokens.size:
+            child = node.children.get(int(tokens[place]))
+            if child is None:
+                break
+            same = _common(child.run, tokens[place:])
+            child.used = self._clock
+            place += same
+            if same < child.run.size:
+                return self._split(child, same), place
+            node = child
+        return node, place
+
+    def _split(self, child: _Node, size: int) -> _Node:
+        parent = child.parent
+        if parent is None:
+            raise AssertionError("the root has no run to split")
+        upper = _Node(child.run[:size], parent, child.used)
+        parent.children[int(upper.run[0])] = upper
+        child.run, child.parent = child.run[size:], upper
+        upper.children[int(child.run[0])] = child
+        return upper
+
+    def _leaves(self) -> list[_Node]:
+        found, stack = [], [self._root]
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            if not node.children and node.parent is not None:
+                found.append(node)
+        return found
+
+    def _evict(self) -> None:
+        """Down to nine tenths at once: walking the whole tree for every insertion would cost more than the model."""
+        if self.tokens <= self.capacity:
+            return
+        while self.tokens > self.capacity * 9 // 10:
+            for leaf in sorted(self._leaves(), key=lambda node: node.used):
+                if leaf.parent is None:
+                    raise AssertionError("a leaf has a parent")
+                del leaf.parent.children[int(leaf.run[0])]
+                self.tokens -= leaf.run.size
+                if self.tokens <= self.capacity * 9 // 10:
+                    return

@@ -1,0 +1,191 @@
+"""Continuous batching: one step gives one token to every running request. No I/O, no clock, no Trio.
+
+Owns: the queue, the running requests, the prefix cache, the weights in use and their version.
+
+Rules, each SGLang's own: a running request that is aborted gets one more token; one in the queue ends at once; aborts match
+by prefix; the queue is counted before a step takes from it; a pause in place keeps what runs, a pause with retraction puts
+it back into the queue; a token outside the vocabulary kills the server.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import final
+
+import attrs
+import numpy as np
+
+from ._batch import Batch
+from ._model import TinyModel
+from ._prefix_cache import PrefixCache
+from ._request import ABORTED, ABORTED_IN_QUEUE, Request
+from ._scoring import score_prompt
+from ._stops import stop_reason
+
+
+class OutOfVocabulary(Exception):
+    """A token id outside the vocabulary reached the model: a real server dies of it."""
+
+
+@attrs.frozen(eq=False)
+class Step:
+    """What one step did."""
+
+    ended: tuple[Request, ...] = ()
+    """They are over; their slots are free."""
+    advanced: tuple[Request, ...] = ()
+    """They got a token and go on."""
+
+
+@final
+@attrs.define(eq=False, repr=False, kw_only=True)
+class Scheduler:
+    """The queue and the running batch."""
+
+    model: TinyModel
+    piece: Callable[[int], bytes]
+    max_running: int
+    max_queued: int | None
+    cache: PrefixCache
+    version: str = "default"
+    paused: bool = attrs.field(default=False, init=False)
+    waiting: deque[Request] = attrs.field(factory=deque, init=False)
+    running: list[Request] = attrs.field(factory=list, init=False)
+    _batch: Batch | None = attrs.field(default=None, init=False)
+    """Columns of ``running``; None when its members or the weights have changed."""
+
+    def __repr__(self) -> str:
+        paused = ", paused" if self.paused else ""
+        return f"<Scheduler {len(self.running)} running, {len(self.waiting)} waiting{paused} | weights {self.version}>"
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return not self.paused and bool(self.running or self.waiting)
+
+    @property
+    def idle(self) -> bool:
+        """Whether the cache may be flushed: nothing runs, and nothing waits either, unless it waits for the resume."""
+        return not self.running and (self.paused or not self.waiting)
+
+    def add(self, request: Request) -> bool:
+        """Queue a request; False when the queue is full."""
+        if self.max_queued is not None and len(self.waiting) >= self.max_queued:
+            return False
+        self.waiting.append(request)
+        return True
+
+    def abort(self, prefix: str | None) -> tuple[Request, ...]:
+        """Abort what begins with ``prefix`` (None: everything). Returns those of the queue, which are over now."""
+        queued = tuple(request for request in self.waiting if prefix is None or request.rid.startswith(prefix))
+        for request in queued:
+            request.in_queue = True
+            request.end(ABORTED_IN_QUEUE, self.version)
+        if queued:
+            self.waiting = deque(request for request in self.waiting if request.finish is None)
+        for request in self.running:
+            if prefix is None or request.rid.startswith(prefix):
+                request.aborting = True
+        return queued
+
+    def pause(self, *, retract: bool) -> None:
+        """Stop stepping. With ``retract`` what runs goes back to the queue and loses its cache."""
+        self.paused = True
+        if not retract:
+            return
+        for request in self.running:
+            request.retractions += 1
+        self.waiting.extend(self.running)
+        self.running, self._batch = [], None
+
+    def resume(self) -> None:
+        """Go on."""
+        self.paused = False
+
+    def set_version(self, version: str) -> None:
+        """Tokens sampled from now on carry ``version``."""
+        if version == self.version:
+            return
+        for request in (*self.running, *self.waiting):
+            if request.output_ids:
+                request.version_changes.append((self.version, len(request.output_ids)))
+        self.version = version
+
+    def set_model(self, model: TinyModel) -> None:
+        """Sample with other weights from now on; running requests go on."""
+        self.model, self._batch = model, None
+
+    def flush(self) -> bool:
+        """Forget the prefix cache, unless something is running or waiting."""
+        if self.idle:
+            self.cache.clear()
+        return self.idle
+
+    def step(self) -> Step:
+        """Admit what fits, then sample one token for every running request.
+
+        Raises:
+          OutOfVocabulary: a prompt holds an id that the model does not have.
+
+        """
+        if self.paused:
+            return Step()
+        ended = self._admit()
+        if not self.running:
+            return Step(tuple(ended))
+        batch = self._batch = self._batch or Batch.of(self.running, self.model)
+        batch.step(self.model)
+        advanced = []
+        for request in self.running:
+            finish = ABORTED if request.aborting else stop_reason(request, self.piece)
+            if finish is None:
+                advanced.append(request)
+            else:
+                request.end(finish, self.version)
+                self._remember(request)
+                ended.append(request)
+        if len(advanced) < len(self.running):
+            self.running, self._batch = advanced, None
+        return Step(tuple(ended), tuple(advanced))
+
+    def _admit(self) -> list[Request]:
+        """Move what fits from the queue to the batch; returns those that only wanted their prompt scored."""
+        ended, admitted = [], []
+        while self.waiting and len(self.running) < self.max_running:
+            request = self.waiting.popleft()
+            self._prefill(request)
+            admitted.append(request)
+            if request.sampling.max_new_tokens == 0:
+                request.end({"type": "length", "length": 0}, self.version)
+                ended.append(request)
+            else:
+                self.running.append(request)
+                self._batch = None
+        # Not earlier: requests that are prefilled together do not see each other's prefix.
+        self._remember(*admitted)
+        return ended
+
+    def _prefill(self, request: Request) -> None:
+        prompt = request.prompt
+        if prompt.size and (int(prompt.min()) < 0 or int(prompt.max()) >= self.model.vocab):
+            raise OutOfVocabulary(
+                f"request {request.rid}: token ids must lie in 0..{self.model.vocab - 1}, "
+                f"got {int(prompt.min())}..{int(prompt.max())}"
+            )
+        if request.retractions:
+            return  # it has its log-probs, and counts only the tokens cached at its first start
+        longest = prompt.size - 1  # the last token is always computed: its logits are what is sampled from
+        if request.wanted.log_probs and request.wanted.log_probs_from >= 0:
+            longest = min(longest, request.wanted.log_probs_from)
+            score_prompt(self.model, request)
+        request.cached_tokens = self.cache.match(prompt[: max(longest, 0)])
+
+    def _remember(self, *requests: Request) -> None:
+        for request in requests:
+            # The last token sampled has never been fed to the model.
+            fed = np.asarray(request.output_ids[:-1], np.int64)
+            self.cache.insert(np.concatenate([request.prompt, fed]) if fed.size else request.prompt)
+
+
+def unended(requests: Iterable[Request]) -> list[Request]:
+    """Those that are still live."""
+    return [request for request in requests if request.finish is None]

@@ -1,0 +1,230 @@
+"""A tiny server in the current Trio run: over TCP, or over any streams that are handed to it.
+
+Owns: the nursery of its connections and of its step loop, and the scope that is its life. When that scope is cancelled the
+server is dead as a killed process is: connections broken, port closed, nothing answered.
+"""
+
+import logging
+import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import final
+
+import attrs
+import trio
+
+from .._ports import Ports
+from .._service import open_service
+from ._answers import Answers
+from ._app import App
+from ._connection import Connection
+from ._control import Control
+from ._frontend import Frontend
+from ._generate import Generate
+from ._identity import Identity
+from ._model import TinyModel, write_config
+from ._prefix_cache import PrefixCache
+from ._scheduler import OutOfVocabulary, Scheduler
+from ._script import Script
+from ._settings import TinySettings
+from ._submission import Submission
+from ._tokenizer import DATA, TinyTokenizer
+
+_LOGGER = logging.getLogger("trio_rollout.tiny")
+
+
+@attrs.frozen(kw_only=True)
+class TinyStatistics:
+    """What a tiny server has in hand."""
+
+    running: int
+    waiting: int
+    active: int
+    """rids that are registered: running, waiting, or parked by a pause."""
+    connections: int
+    weight_version: str
+    paused: bool
+
+
+@final
+@attrs.define(eq=False, repr=False, kw_only=True)
+class TinyServer:
+    """A running tiny server. ``url`` is empty when it has no port; ``dead`` is set when it has died or been killed."""
+
+    app: App
+    frontend: Frontend
+    url: str = ""
+    dead: trio.Event = attrs.field(factory=trio.Event)
+    failure: Exception | None = None
+    """What it died of, unless it was killed."""
+    _nursery: trio.Nursery = attrs.field(alias="nursery")
+    _scope: trio.CancelScope = attrs.field(alias="scope")
+    _connections: set[Connection] = attrs.field(factory=set, init=False)
+
+    def __repr__(self) -> str:
+        state = "dead" if self.dead.is_set() else "alive"
+        return f"<TinyServer {self.url} {state}, {len(self._connections)} connections | {self.frontend!r}>"
+
+    @property
+    def model(self) -> TinyModel:
+        """The weights in use."""
+        return self.frontend.scheduler.model
+
+    def statistics(self) -> TinyStatistics:
+        """Its counts, now."""
+        scheduler = self.frontend.scheduler
+        return TinyStatistics(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            active=len(self.frontend.registry),
+            connections=len(self._connections),
+            weight_version=scheduler.version,
+            paused=self.frontend.paused,
+        )
+
+    def kill(self) -> None:
+        """Die as a killed process does: every connection is closed at once, nothing more is answered."""
+        self.dead.set()
+        self._scope.cancel("the tiny server was killed")
+
+    def accept(self, stream: trio.abc.Stream) -> None:
+        """Serve a client on ``stream``, which is the server's from now on.
+
+        Raises:
+          BrokenResourceError: the server is dead.
+
+        """
+        if self.dead.is_set():
+            raise trio.BrokenResourceError("the tiny server is dead")
+        self._nursery.start_soon(self._serve, stream)
+
+    async def listen(self, host: str, port: int) -> None:
+        """Accept clients on ``host:port`` (0: a free port); sets ``url``.
+
+        Raises:
+          OSError: the port is taken.
+
+        """
+        listeners = await trio.open_tcp_listeners(port, host=host)
+        bound = listeners[0].socket.getsockname()
+        self.url = f"http://{f'[{bound[0]}]' if ':' in bound[0] else bound[0]}:{bound[1]}"
+        await self._nursery.start(trio.serve_listeners, self._serve, listeners)
+
+    async def _serve(self, stream: trio.abc.Stream) -> None:
+        connection = Connection(stream)
+        self._connections.add(connection)
+        try:
+            await connection.serve(self.app.answer)
+        finally:
+            self._connections.discard(connection)
+
+    async def _step(self) -> None:
+        try:
+            await self.frontend.run()
+        except OutOfVocabulary as error:
+            _LOGGER.exception("the server dies, as a real one would")
+            self.failure = error
+            self.kill()
+
+
+def _model(settings: TinySettings, vocab: int) -> TinyModel:
+    if settings.weights is not None:
+        return TinyModel.load(settings.weights, context_tokens=settings.context_tokens)
+    return TinyModel.random(
+        vocab=settings.vocab or vocab,
+        context_tokens=settings.context_tokens,
+        rows=settings.rows,
+        scale=settings.scale,
+        seed=settings.seed,
+    )
+
+
+def _eos(settings: TinySettings, model: TinyModel, end_id: int) -> int | None:
+    eos = end_id if settings.eos_id is None else settings.eos_id
+    return eos if 0 <= eos < model.vocab else None
+
+
+def _build(
+    settings: TinySettings,
+    model: TinyModel | None,
+    ports: Ports,
+    paths: ExitStack,
+    nursery: trio.Nursery,
+    scope: trio.CancelScope,
+) -> TinyServer:
+    tokenizer = TinyTokenizer.load()
+    model = model or _model(settings, tokenizer.vocab)
+    eos_id = _eos(settings, model, tokenizer.end_id)
+    scheduler = Scheduler(
+        model=model,
+        piece=tokenizer.piece,
+        max_running=settings.max_running,
+        max_queued=settings.max_queued,
+        cache=PrefixCache(settings.cache_tokens),
+    )
+    script = None if settings.script is None else Script.load(settings.script)
+    submission = Submission(settings=settings, tokenizer=tokenizer, eos_id=eos_id, script=script, new_rid=ports.new_rid)
+    frontend = Frontend(settings=settings, scheduler=scheduler, submission=submission)
+    folder = DATA
+    if model.vocab != tokenizer.vocab:
+        folder = Path(paths.enter_context(tempfile.TemporaryDirectory(prefix="trio-rollout-tiny-")))
+        write_config(
+            folder,
+            {"vocab_size": model.vocab, "eos_token_id": eos_id, "max_position_embeddings": settings.context_length},
+        )
+    identity = Identity(model_path=str(folder), served_model_name=str(folder), tokenizer_path=str(DATA))
+    control = Control(frontend=frontend, identity=identity)
+    answers = Answers(scheduler=scheduler, tokenizer=tokenizer)
+    generate = Generate(frontend=frontend, answers=answers)
+    app = App(generate=generate, control=control, identity=identity)
+    return TinyServer(app=app, frontend=frontend, nursery=nursery, scope=scope)
+
+
+@asynccontextmanager
+async def open_tiny(
+    settings: TinySettings | None = None, *, model: TinyModel | None = None, ports: Ports | None = None
+) -> AsyncGenerator[TinyServer]:
+    """A tiny server without a port: clients are handed to ``server.accept(stream)``.
+
+    Entering does not wait for anybody. Leaving kills it: what it was serving is broken off. When it dies before, of a
+    token id outside its vocabulary, the body is not disturbed: ``server.dead`` is set, ``server.failure`` says why.
+    """
+    settings = settings or TinySettings()
+    ports = ports or Ports()
+
+    async def serve(*, task_status: trio.TaskStatus[TinyServer]) -> None:
+        with ExitStack() as paths, trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                server = _build(settings, model, ports, paths, nursery, scope)
+                nursery.start_soon(server._step)
+                task_status.started(server)
+
+    async def leave(server: TinyServer, _error: BaseException | None) -> None:
+        server.kill()
+        await trio.lowlevel.checkpoint()
+
+    async with open_service(serve, leave) as server:
+        yield server
+
+
+@asynccontextmanager
+async def open_tiny_server(
+    settings: TinySettings | None = None,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    model: TinyModel | None = None,
+    ports: Ports | None = None,
+) -> AsyncGenerator[TinyServer]:
+    """A tiny server on ``host:port`` (0: a free port, see ``server.url``), in the current Trio run.
+
+    Entering blocks until it answers. Leaving kills it, as ``open_tiny`` says.
+
+    Raises:
+      OSError: the port is taken.
+
+    """
+    async with open_tiny(settings, model=model, ports=ports) as server:
+        await server.listen(host, port)
+        yield server
