@@ -25,7 +25,6 @@ from ._slots import Slots
 from ._weights import Weights
 from .abc import Generate, GroupFilter, GroupReward, InferenceServers, Instrument, Ledger, Reward, Source
 
-
 _LONGEST_IDENTITY = 200
 
 

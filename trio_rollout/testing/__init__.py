@@ -1,7 +1,53 @@
-"""For the tests of those who build on the engine: what a test left behind."""
+"""For the tests of those who build on the engine: seeded runs, faults at every point, stand-ins, what a test left behind."""
 
+from ._cancel_everywhere import cancel_everywhere as cancel_everywhere
+from ._fake_servers import HANG as HANG
+from ._fake_servers import Fail as Fail
+from ._fake_servers import FakeServers as FakeServers
+from ._fake_servers import Say as Say
+from ._fake_servers import prompts as prompts
+from ._injector import Arm as Arm
 from ._leaks import LeakError as LeakError
 from ._leaks import LeakInstrument as LeakInstrument
 from ._leaks import no_leaks as no_leaks
+from ._points import Inject as Inject
+from ._points import Point as Point
+from ._points import PointFailure as PointFailure
+from ._points import Sweep as Sweep
+from ._sim_errors import SimDeadlock as SimDeadlock
+from ._sim_errors import SimLivelock as SimLivelock
+from ._sim_errors import SimStalled as SimStalled
+from ._sim_errors import SimStopped as SimStopped
+from ._sim_errors import SimTimeout as SimTimeout
+from ._sim_errors import SystemTaskLeft as SystemTaskLeft
+from ._simrun import SimResult as SimResult
+from ._simrun import sim_run as sim_run
+from ._throw_everywhere import Faults as Faults
+from ._throw_everywhere import throw_everywhere as throw_everywhere
 
-__all__ = ["LeakError", "LeakInstrument", "no_leaks"]
+__all__ = [
+    "HANG",
+    "Arm",
+    "Fail",
+    "FakeServers",
+    "Faults",
+    "Inject",
+    "LeakError",
+    "LeakInstrument",
+    "Point",
+    "PointFailure",
+    "Say",
+    "SimDeadlock",
+    "SimLivelock",
+    "SimResult",
+    "SimStalled",
+    "SimStopped",
+    "SimTimeout",
+    "Sweep",
+    "SystemTaskLeft",
+    "cancel_everywhere",
+    "no_leaks",
+    "prompts",
+    "sim_run",
+    "throw_everywhere",
+]
