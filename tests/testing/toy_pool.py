@@ -1,0 +1,65 @@
+"""A toy pool with bugs to plant, for the tests of the testing tools.
+
+Groups go from ``source`` through a worker into a channel; the consumer takes them. A group is in exactly one place: in the
+source, on its way, or delivered. Cancelled, a worker puts its group back.
+"""
+
+import attrs
+import trio
+
+from trio_rollout.testing import Arm
+
+
+@attrs.define
+class Toy:
+    """Where each group is."""
+
+    source: list[int] = attrs.field(factory=lambda: list(range(6)))
+    delivered: list[int] = attrs.field(factory=list)
+    marked: set[int] = attrs.field(factory=set)
+    bug: str = ""
+
+    def require_nothing_lost(self) -> None:
+        """Every group is in the source or delivered, once."""
+        found = sorted(self.source + (sorted(self.marked) if self.bug == "marked first" else self.delivered))
+        if self.bug == "marked first":
+            lost = self.marked - set(self.delivered)
+            if lost:
+                raise AssertionError(f"marked as delivered but never came: {sorted(lost)}")
+        elif found != list(range(6)):
+            raise AssertionError(f"groups are {found}")
+
+
+async def worker(toy: Toy, send: trio.MemorySendChannel[int]) -> None:
+    """Take groups and send them on."""
+    while toy.source:
+        group = toy.source.pop()
+        if toy.bug == "await before try":
+            await trio.lowlevel.checkpoint()
+        try:
+            await trio.sleep(0.1)
+            if toy.bug == "marked first":
+                toy.marked.add(group)
+            await send.send(group)
+        except trio.Cancelled:
+            if toy.bug == "unshielded requeue":
+                await trio.lowlevel.checkpoint()
+            if group not in toy.marked:
+                toy.source.append(group)
+            raise
+
+
+async def run_toy(arm: Arm[Toy], *, bug: str = "", consumer_s: float = 0.0, buffer: int = 0) -> Toy:
+    """The pool and its consumer inside one armed scope."""
+    toy = arm.keep(Toy(bug=bug))
+    send, receive = trio.open_memory_channel[int](buffer)
+    with send, receive, trio.CancelScope() as scope:
+        arm(scope)
+        async with trio.open_nursery() as nursery:
+            arm(nursery.cancel_scope, "workers")
+            for _ in range(2):
+                nursery.start_soon(worker, toy, send)
+            for _ in range(6):
+                toy.delivered.append(await receive.receive())
+                await trio.sleep(consumer_s)
+    return toy

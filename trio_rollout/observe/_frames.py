@@ -1,0 +1,46 @@
+"""Where a task stands: its await stack as short text, with Trio's own frames left out."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import trio
+
+_TRIO = str(Path(trio.__file__).parent / "_")[:-1]
+_MOST_FRAMES = 60
+
+
+def _frames(task: trio.lowlevel.Task) -> Iterator[tuple[FrameType, int]]:
+    # Bounded: a coroutine that awaits itself by mistake has an await stack without an end.
+    return itertools.islice(task.iter_await_frames(), _MOST_FRAMES)
+
+
+def frame_label(frame: FrameType, line: int) -> str:
+    """``function:line`` of one frame, with the class where there is one."""
+    return f"{frame.f_code.co_qualname.replace('.<locals>', '')}:{line}"
+
+
+def await_stack(task: trio.lowlevel.Task) -> list[str]:
+    """What the task awaits, outermost first; of Trio's frames only the one that was called last from outside Trio."""
+    own: list[str] = []
+    called: list[str] = []
+    for frame, line in _frames(task):
+        if not frame.f_code.co_filename.startswith(_TRIO):
+            own.append(frame_label(frame, line))
+            called.clear()
+        elif not called:
+            called.append(frame.f_code.co_qualname)
+    return own + called
+
+
+def where(task: trio.lowlevel.Task) -> str:
+    """``task @ function:line``: the innermost await of the task that is not Trio's."""
+    own = [frame_label(frame, line) for frame, line in _frames(task) if not frame.f_code.co_filename.startswith(_TRIO)]
+    return f"{task_label(task)} @ {own[-1] if own else 'Trio'}"
+
+
+def task_label(task: trio.lowlevel.Task) -> str:
+    """The task's name without its modules and enclosing functions."""
+    name = task.name
+    return name.rpartition(".")[2] if name.replace(".", "").replace("_", "").replace("<locals>", "").isalnum() else name

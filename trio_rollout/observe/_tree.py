@@ -1,0 +1,108 @@
+"""The task tree as text: every task with its await stack, the scopes it is in, their deadlines and why they were cancelled.
+
+What one wants from a run that hangs: who waits for what, until when, and which cancellation is on its way.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias, final
+
+import attrs
+import trio
+
+from ._frames import await_stack
+from ._scopes import cancel_reason, is_cancelled, scopes_of
+
+Describe: TypeAlias = Callable[[trio.CancelScope], str | None]
+"""Says more about a scope (its owner's name and cause), or None."""
+
+
+def task_tree(
+    root: trio.lowlevel.Task | None = None, *, describe: Describe | None = None, most_tasks: int = 2000
+) -> str:
+    """The tree below ``root`` (by default of the whole run), a task a line and its scopes below it.
+
+    To be called in the thread of the Trio run. Never raises: what cannot be shown says so in its place.
+    """
+    try:
+        return _Renderer(describe=describe, left=most_tasks).render(root)
+    except Exception as error:  # ruff: ignore[blind-except]  a look at a run that is in trouble must not add to it
+        return f"(the task tree could not be shown: {type(error).__name__}: {error})"
+
+
+def _outermost() -> list[tuple[int, trio.lowlevel.Task | str]]:
+    """The main task and what runs beside it, without the two tasks that Trio itself needs."""
+    root = trio.lowlevel.current_root_task()
+    nurseries = [] if root is None else root.child_nurseries
+    tasks = [task for nursery in nurseries for task in nursery.child_tasks]
+    return [(0, task) for task in tasks if not task.name.startswith("<TrioToken")]
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class _Renderer:
+    """One rendering: the lines so far, how many tasks may still be shown, and the tasks to come."""
+
+    _describe: Describe | None
+    _left: int
+    _lines: list[str] = attrs.field(factory=list)
+    _todo: list[tuple[int, trio.lowlevel.Task | str]] = attrs.field(factory=list)
+    _now: float = 0.0
+
+    def render(self, root: trio.lowlevel.Task | None) -> str:
+        if not trio.lowlevel.in_trio_run():
+            return "(no Trio run in this thread)"
+        self._now = trio.current_time()
+        self._todo.extend(reversed([(0, root)] if root is not None else _outermost()))
+        while self._todo:
+            depth, item = self._todo.pop()
+            if isinstance(item, str):
+                self._lines.append("  " * depth + item)
+            elif self._left <= 0:
+                self._lines.append("  " * depth + f"... more tasks are not shown, {item.name} the first of them")
+                break
+            else:
+                self._left -= 1
+                self._task(depth, item)
+        return "\n".join(self._lines)
+
+    def _task(self, depth: int, task: trio.lowlevel.Task) -> None:
+        try:
+            state = " [cancelled]" if is_cancelled(task) else ""
+            self._lines.append("  " * depth + f"* {task.name}{state}: {' > '.join(await_stack(task)) or 'at its end'}")
+            below = self._inside(depth + 1, task)
+        except Exception as error:  # ruff: ignore[blind-except]  one odd task must not hide the others
+            below = [(depth, f"* (a task could not be shown: {type(error).__name__}: {error})")]
+        self._todo.extend(reversed(below))
+
+    def _inside(self, depth: int, task: trio.lowlevel.Task) -> list[tuple[int, trio.lowlevel.Task | str]]:
+        """The task's scopes in their order, the children of each nursery below it."""
+        nurseries = {id(nursery.cancel_scope): nursery for nursery in task.child_nurseries}
+        lines: list[tuple[int, trio.lowlevel.Task | str]] = []
+        for scope in scopes_of(task):
+            nursery = nurseries.pop(id(scope), None)
+            facts = self._facts(scope)
+            if nursery is None:
+                lines += [(depth, f"scope: {facts}")] if facts else []
+            else:
+                lines += self._nursery(depth, nursery, facts)
+        for nursery in nurseries.values():  # of a task whose scopes could not be read
+            lines += self._nursery(depth, nursery, self._facts(nursery.cancel_scope))
+        return lines
+
+    def _nursery(self, depth: int, nursery: trio.Nursery, facts: str) -> list[tuple[int, trio.lowlevel.Task | str]]:
+        children = sorted(nursery.child_tasks, key=lambda child: (getattr(child, "_counter", 0), child.name))
+        head = f"nursery of {len(children)}" + (f": {facts}" if facts else "")
+        return [(depth, head), *((depth + 1, child) for child in children)]
+
+    def _facts(self, scope: trio.CancelScope) -> str:
+        facts = []
+        if self._describe is not None and (said := self._describe(scope)):
+            facts.append(said)
+        if math.isfinite(scope.deadline):
+            facts.append(f"deadline in {scope.deadline - self._now:.3f} s")
+        if scope.shield:
+            facts.append("shielded")
+        if scope.cancel_called:
+            facts.append(f"cancelled ({cancel_reason(scope)})")
+        return ", ".join(facts)

@@ -1,0 +1,107 @@
+"""What a sweep found: the points at which something was injected, and those after which a check failed."""
+
+import enum
+import traceback
+from collections.abc import Mapping
+from typing import final
+
+import attrs
+
+_MOST_SHOWN = 20
+
+
+class Inject(enum.Enum):
+    """What is done to a run at one point."""
+
+    CANCEL = "cancel"
+    """An armed scope is cancelled before the step."""
+    CANCEL_TWICE = "cancel twice"
+    """One armed scope is cancelled before the step, another one some steps later, while the first is being left."""
+    INTERRUPT = "interrupt"
+    """Ctrl-C while Trio or protected code runs: the main task gets KeyboardInterrupt at its next checkpoint."""
+    INTERRUPT_TASK = "interrupt task"
+    """Ctrl-C while user code runs: KeyboardInterrupt is raised inside the task whose step it is."""
+    THROW = "throw"
+    """An exception is raised at one await of a user's callback."""
+
+
+@final
+@attrs.frozen(kw_only=True)
+class Point:
+    """One injection into one run."""
+
+    how: Inject
+    step: int
+    """Which step (or await) it was, counted from 1 since the scope was armed."""
+    scope: str = ""
+    """Name of the scope that was cancelled; for CANCEL_TWICE both, with the steps between them."""
+    where: str = ""
+    """``task @ function:line``: what was about to run."""
+    error: BaseException | None = attrs.field(default=None, eq=False)
+    """What the scenario raised in consequence, for the kinds where it may (interrupts)."""
+
+    def __str__(self) -> str:
+        scope = f" {self.scope}" if self.scope else ""
+        return f"{self.how.value}{scope} at step {self.step}: {self.where or 'never reached'}"
+
+
+@final
+@attrs.frozen(kw_only=True)
+class PointFailure:
+    """A point after which the check, or the scenario itself, failed."""
+
+    point: Point
+    error: str
+    traceback: str = attrs.field(repr=False)
+
+    @classmethod
+    def of(cls, point: Point, error: BaseException) -> "PointFailure":
+        """Keep the error as text: its frames would keep the whole world of the run alive."""
+        return cls(
+            point=point,
+            error=f"{type(error).__name__}: {error}",
+            traceback="".join(traceback.format_exception(error)),
+        )
+
+
+@final
+@attrs.frozen(kw_only=True)
+class Sweep:
+    """The result of a sweep over all points of one scenario."""
+
+    points: int
+    """How many runs had something injected."""
+    failures: tuple[PointFailure, ...]
+    seconds: float
+    """Wall-clock seconds that the sweep took."""
+    sometimes: Mapping[str, int]
+    """How often, over all runs, the scenario reported each of its interesting states."""
+    seed: object
+
+    def __str__(self) -> str:
+        head = f"{len(self.failures)} of {self.points} points failed (seed {self.seed!r}, {self.seconds:.1f} s)"
+        shown = [f"  {failure.point}\n    {_first_line(failure.error)}" for failure in self.failures[:_MOST_SHOWN]]
+        more = [f"  ... and {len(self.failures) - _MOST_SHOWN} more"] if len(self.failures) > _MOST_SHOWN else []
+        return "\n".join([head, *shown, *more])
+
+    def require(self, *interesting: str, at_least: int = 1) -> "Sweep":
+        """Insist that no point failed and that each of these states was seen, and return the sweep.
+
+        A sweep that never met the state it is about has proved nothing.
+
+        Raises:
+          AssertionError: lists the failed points with the first one's traceback, or the states never seen.
+
+        """
+        if self.failures:
+            raise AssertionError(f"{self}\n\nthe first of them:\n{self.failures[0].traceback}")
+        if self.points == 0:
+            raise AssertionError("the sweep had no point: no scope was armed, or no callback was called")
+        unseen = [name for name in interesting if self.sometimes.get(name, 0) < at_least]
+        if unseen:
+            raise AssertionError(f"never in an interesting state: {unseen}; seen were {dict(self.sometimes)}")
+        return self
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0][:200]

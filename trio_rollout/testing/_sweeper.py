@@ -1,0 +1,83 @@
+"""What both sweeps share: run a scenario once for each point, judge it, and never let one point end the sweep."""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar, final
+
+import attrs
+import trio
+
+from ._points import Point, PointFailure, Sweep
+from ._simrun import sim_run
+
+S = TypeVar("S")
+
+
+@attrs.define(eq=False, repr=False)
+class Sightings:
+    """Counts the interesting states that a scenario came through."""
+
+    seen: dict[str, int] = attrs.field(factory=dict, init=False)
+
+    def sometimes(self, name: str, happened: object = True) -> None:  # ruff: ignore[boolean-default-value-positional-argument]
+        """Count an interesting state, for ``Sweep.require``: a sweep that never met it has proved nothing about it."""
+        self.seen[name] = self.seen.get(name, 0) + bool(happened)
+
+
+@final
+@attrs.define(eq=False, repr=False, kw_only=True)
+class Sweeper(Generic[S]):
+    """Runs, checks and counts; ``report`` says what came out."""
+
+    check: Callable[[S, Point | None], object]
+    seed: object
+    limit: float
+    max_steps: int
+    virtual_time: bool
+    _points: int = attrs.field(default=0, init=False)
+    _failures: list[PointFailure] = attrs.field(factory=list, init=False)
+    _sometimes: dict[str, int] = attrs.field(factory=dict, init=False)
+    _started: float = attrs.field(factory=time.perf_counter, init=False)
+
+    def once(
+        self, main: Callable[[], Awaitable[S]], sightings: Sightings, instruments: Sequence[trio.abc.Instrument] = ()
+    ) -> S:
+        """One seeded run; what it has seen is counted however it ends."""
+        try:
+            return sim_run(
+                main,
+                seed=self.seed,
+                limit=self.limit,
+                max_steps=self.max_steps,
+                virtual_time=self.virtual_time,
+                instruments=instruments,
+            ).value
+        finally:
+            for name, count in sightings.seen.items():
+                self._sometimes[name] = self._sometimes.get(name, 0) + count
+
+    def attempt(self, run: Callable[[], S], point: Callable[[], Point]) -> None:
+        """One run with something injected, and its check; what goes wrong is this point's failure."""
+        self._points += 1
+        try:
+            state = run()
+            self._require_reached(point())
+            self.check(state, point())
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # ruff: ignore[blind-except]  # noqa: ASYNC103 - pytest.fail() raises no Exception
+            self._failures.append(PointFailure.of(point(), error))
+
+    def _require_reached(self, point: Point) -> None:
+        if self.virtual_time and not point.where:
+            raise AssertionError("the run never came to this point: it depends on something else than the seed")
+
+    def report(self) -> Sweep:
+        """All that was found."""
+        return Sweep(
+            points=self._points,
+            failures=tuple(self._failures),
+            seconds=time.perf_counter() - self._started,
+            sometimes=self._sometimes,
+            seed=self.seed,
+        )
