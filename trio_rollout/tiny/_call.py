@@ -63,7 +63,7 @@ def _prompts(body: GenerateBody) -> tuple[list[str | None], list[list[int] | Non
     return list(texts), [None] * len(texts), isinstance(body.text, list)
 
 
-def _rids(rid: str | list[str] | None, count: int, many: bool, new_rid: Callable[[], str]) -> list[str]:
+def _rids(rid: str | list[str] | None, count: int, *, many: bool, new_rid: Callable[[], str]) -> list[str]:
     if rid is None:
         return [new_rid() for _ in range(count)]
     if isinstance(rid, str):
@@ -92,7 +92,7 @@ def unfold(body: GenerateBody, new_rid: Callable[[], str]) -> Call:
     picked = body.token_ids_logprob
     nested = picked is not None and any(isinstance(one, list) for one in picked)
     columns = zip(
-        _each(body.return_logprob, count, False, "return_logprob"),
+        _each(body.return_logprob, count, 0, "return_logprob"),
         _each(body.logprob_start_len, count, -1, "logprob_start_len"),
         _each(body.top_logprobs_num, count, 0, "top_logprobs_num"),
         _each(picked, count, [], "token_ids_logprob") if nested else [picked or []] * count,
@@ -100,7 +100,7 @@ def unfold(body: GenerateBody, new_rid: Callable[[], str]) -> Call:
     )
     wanted = [
         Wanted(
-            log_probs=log_probs,
+            log_probs=bool(log_probs),
             log_probs_from=start if log_probs else -1,
             top=top if log_probs else 0,
             token_ids=tuple(chosen) if log_probs else (),
@@ -110,7 +110,7 @@ def unfold(body: GenerateBody, new_rid: Callable[[], str]) -> Call:
         )
         for log_probs, start, top, chosen in columns
     ]
-    rids = _rids(body.rid, count, many, new_rid)
+    rids = _rids(body.rid, count, many=many, new_rid=new_rid)
     items = [
         Item(rid=rid, text=text, input_ids=one, sampling=params, wanted=want)
         for rid, text, one, params, want in zip(rids, texts, ids, sampling, wanted, strict=True)
@@ -148,7 +148,7 @@ def checked(body: SamplingBody, *, vocab: int, eos_id: int | None, room: int) ->
         stop=tuple(one for one in stop if one),
         stop_regex=tuple(patterns),
         stop_ids=frozenset() if body.ignore_eos else frozenset(stops),
-        skip_special_tokens=bool(_or(body.skip_special_tokens, True)),
+        skip_special_tokens=body.skip_special_tokens is not False,
         no_stop_trim=bool(body.no_stop_trim),
         seed=body.sampling_seed,
     )
@@ -177,7 +177,7 @@ def _check_ranges(body: SamplingBody, vocab: int) -> None:
         < _or(body.repetition_penalty, 1.0)
         <= _PENALTY,
         f"max_new_tokens must be at least 0, got {limit}.": limit is None or limit >= 0,
-        f"min_new_tokens must be in [0, max_new_tokens({limit})], got {least}.": 0 <= least
+        f"min_new_tokens must be in [0, max_new_tokens({limit})], got {least}.": least >= 0
         and (limit is None or least <= limit),
         f"logit_bias must has keys in [0, {vocab - 1}], got {list(bias)}.": all(
             token.isdigit() and int(token) < vocab for token in bias

@@ -15,8 +15,8 @@ import httptools
 import msgspec
 import trio
 
-from ._refusal import Refusal
 from ._frontend import ClientGone
+from ._refusal import Refusal
 
 _PIPELINE = 16
 """Requests that a client may send before the first is answered; more stay in its socket."""

@@ -122,12 +122,7 @@ class Control:
     async def _update(self, body: _FromDisk) -> tuple[bool, str]:
         old = self.frontend.scheduler.model
         try:
-            model = TinyModel.load(body.model_path, context_tokens=old.context_tokens)
-            if (model.vocab, model.context_tokens) != (old.vocab, old.context_tokens):
-                raise ValueError(
-                    f"expected {old.vocab} tokens and a context of {old.context_tokens}, "
-                    f"got {model.vocab} and {model.context_tokens}"
-                )
+            model = TinyModel.load(body.model_path, like=old)
         except (OSError, ValueError) as error:
             return False, f"Failed to update weights from {body.model_path}: {error}. Rolling back to original weights."
         flushed = await self.frontend.update_weights(model, body.weight_version, flush=body.flush_cache)

@@ -12,7 +12,7 @@ import attrs
 import trio
 
 from .._backoff import wait_s
-from ._call import Call, Item, checked
+from ._call import Call
 from ._lock import ReadWriteLock
 from ._model import TinyModel
 from ._registry import Live, Registry
@@ -212,10 +212,7 @@ class Frontend:
         else:
             self.abort(live.item.rid)
 
+    @property
     def is_busy(self) -> bool:
         """Whether anything runs or waits, paused or not."""
         return bool(self.scheduler.running or self.scheduler.waiting)
-
-    def probe(self, item: Item) -> Call:
-        """The call that a health check makes."""
-        return Call(items=(item,), samples=1, many=False, stream=False)

@@ -39,7 +39,8 @@ def _multipliers(count: int) -> npt.NDArray[np.uint64]:
 def log_softmax(logits: Floats) -> Floats:
     """Log-probs of each row of logits."""
     shifted = logits - logits.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    scores: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return scores
 
 
 @final
@@ -101,7 +102,7 @@ class TinyModel:
 
     def rows_of(self, codes: Ints) -> Ints:
         """The row of each context; ``codes[..., context_tokens]``."""
-        place = (codes.astype(np.uint64) * self._weights).sum(axis=-1, dtype=np.uint64)
+        place: npt.NDArray[np.uint64] = (codes.astype(np.uint64) * self._weights).sum(axis=-1, dtype=np.uint64)
         if not self._exact:
             place = mixed(place) % np.uint64(self.rows)
         return place.astype(np.int64)
@@ -118,7 +119,8 @@ class TinyModel:
         ids = np.asarray(tokens, np.int64)
         rows, place = np.unique(self.row_indices(ids, start), return_inverse=True)
         scores = log_softmax(self.table[rows] / np.float32(temperature))
-        return scores[place, ids[start:]]
+        found: Floats = scores[place, ids[start:]]
+        return found
 
     def save(self, path: str | Path) -> Path:
         """Write the weights: a ``.npz`` or ``.npy`` file, or else a folder with ``model.npz`` and ``config.json``.
@@ -140,15 +142,24 @@ class TinyModel:
         return path
 
     @classmethod
-    def load(cls, path: str | Path, *, context_tokens: int = 3) -> "TinyModel":
+    def load(cls, path: str | Path, *, context_tokens: int = 3, like: "TinyModel | None" = None) -> "TinyModel":
         """Read what ``save`` wrote. ``context_tokens`` is used where the file does not say it (``.npy``).
 
         Raises:
           OSError: there is no such file, or it cannot be read.
-          ValueError: it holds no table of logits.
+          ValueError: it holds no table of logits, or another vocabulary or context than ``like`` has.
 
         """
-        path = Path(path)
+        model = cls._read(Path(path), context_tokens if like is None else like.context_tokens)
+        if like is not None and (model.vocab, model.context_tokens) != (like.vocab, like.context_tokens):
+            raise ValueError(
+                f"expected {like.vocab} tokens and a context of {like.context_tokens}, "
+                f"got {model.vocab} and {model.context_tokens}"
+            )
+        return model
+
+    @classmethod
+    def _read(cls, path: Path, context_tokens: int) -> "TinyModel":
         if path.is_dir():
             path /= _TABLE_FILE
         loaded = np.load(path, allow_pickle=False)

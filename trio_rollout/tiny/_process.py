@@ -4,7 +4,7 @@ Owns: the child process. Its stdin is a pipe held here: should this process be k
 pipe closes and the child leaves by itself.
 """
 
-import subprocess
+import subprocess  # ruff: ignore[suspicious-subprocess-import]  only for its constant PIPE
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager

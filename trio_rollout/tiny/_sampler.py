@@ -45,7 +45,8 @@ class Draw:
 
     def row(self, index: int) -> Floats:
         """The log-probs of the whole vocabulary in one row."""
-        return self.shifted[index] - self.log_total[index]
+        scores: Floats = self.shifted[index] - self.log_total[index]
+        return scores
 
 
 def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> Uniforms:
@@ -86,7 +87,8 @@ def _chosen(blocks: Floats, block_sums: Floats, numbers: Uniforms) -> Ints:
     inner = blocks[every, block].cumsum(axis=1)
     rest = targets - (running[every, block] - block_sums[every, block])
     rest = np.clip(rest, 0.0, inner[:, -1] * (1.0 - 2.0**-20))
-    return block * _BLOCK + (inner > rest[:, None]).argmax(axis=1)
+    chosen: Ints = block * _BLOCK + (inner > rest[:, None]).argmax(axis=1)
+    return chosen
 
 
 def _limited(weights: Floats, limits: Limits, number: float) -> int:

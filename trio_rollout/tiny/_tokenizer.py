@@ -44,7 +44,7 @@ class TinyTokenizer:
         pieces = [
             added[index].content.encode()
             if index in added
-            else bytes(chars[char] for char in tokenizer.id_to_token(index))
+            else bytes(chars[char] for char in tokenizer.id_to_token(index) or "")
             for index in range(tokenizer.get_vocab_size())
         ]
         return cls(tokenizer, tuple(pieces), frozenset(index for index, token in added.items() if token.special))
@@ -57,7 +57,7 @@ class TinyTokenizer:
     @property
     def end_id(self) -> int:
         """The id of ``<|im_end|>``."""
-        return int(self._tokenizer.token_to_id(END))
+        return self._pieces.index(END.encode())
 
     def encode(self, text: str) -> list[int]:
         """The ids of ``text``; special tokens written out in it become themselves."""
