@@ -1,0 +1,129 @@
+"""Processes as the tests of the tools see them. Liveness treats zombies as dead: ``kill(pid, 0)`` succeeds on them."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import trio
+
+from trio_rollout._core.enums import Leftovers
+from trio_rollout.tools import ExecLimits, open_rollout_tools, run_captured
+
+
+def state_of(pid):
+    """The process's state letter, "" if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="latin-1").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def marked():
+    """Living processes that carry this test process's marker, wherever they have fled."""
+    marker = f"TRIO_ROLLOUT={os.getpid()}\0".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if marker in (process / "environ").read_bytes() and state_of(process.name) not in {"Z", ""}:
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+class Processes:
+    """What tests ask about processes."""
+
+    marked = staticmethod(marked)
+
+    @staticmethod
+    def alive(pid):
+        return state_of(pid) not in {"Z", "X", ""}
+
+    @staticmethod
+    def descriptors():
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    @staticmethod
+    def children():
+        """Direct children of this process, zombies included."""
+        return len(Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split())
+
+    @staticmethod
+    async def wait_gone(pid):
+        """Until the process is dead (perhaps a zombie). Fails after 10 s."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        try:
+            with trio.fail_after(10):
+                await trio.lowlevel.wait_readable(pidfd)
+        finally:
+            os.close(pidfd)
+
+
+@pytest.fixture
+def processes():
+    return Processes
+
+
+@pytest.fixture(autouse=True)  # ruff: ignore[pytest-fixture-autouse]  a leak in any test must fail that test
+def nothing_survives():
+    """Every test: no process that it started is left, not even one that fled its group."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        pytest.fail("SIGINT is ignored here: interrupts can't be tested")
+    yield
+    left = marked()
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
+
+
+@pytest.fixture(params=["unbound", "in_rollout"])
+def run(request):
+    """``run_captured``, once as a function of its own and once bound to a rollout."""
+    if request.param == "unbound":
+        return run_captured
+
+    async def in_rollout(argv, *, limits=None, **options):
+        async with open_rollout_tools(limits=limits or ExecLimits()) as tools:
+            return await tools.run_captured(argv, **options)
+
+    return in_rollout
+
+
+class Said:
+    """An ``on_chunk`` to wait on: what a command has written so far."""
+
+    def __init__(self):
+        self.text = b""
+        self._more = trio.Event()
+
+    def __call__(self, _stream, chunk):
+        self.text += chunk
+        self._more.set()
+        self._more = trio.Event()
+
+    async def wait(self, what):
+        with trio.fail_after(10):
+            while what not in self.text:
+                await self._more.wait()
+
+    async def words(self, count):
+        """The first ``count`` words, complete ones only."""
+        with trio.fail_after(10):
+            while len(self.text.split(b"\n")) <= count:
+                await self._more.wait()
+        return [int(word) for word in self.text.split()[:count]]
+
+
+@pytest.fixture
+def said():
+    return Said()
+
+
+@pytest.fixture
+def keep():
+    return Leftovers.KEEP

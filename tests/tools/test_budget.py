@@ -1,0 +1,45 @@
+"""How much time a tool gets: nested, and with a margin in which its result still counts."""
+
+import math
+
+import pytest
+import trio
+
+from trio_rollout._core.settings import Deadlines
+from trio_rollout.tools import open_rollout_tools
+from trio_rollout.tools._rollout_tools import tool_budget
+
+
+@pytest.mark.parametrize(
+    ("asked", "allowed", "remaining", "budget"),
+    [
+        (None, 300.0, math.inf, 300.0),
+        (None, None, math.inf, None),
+        (None, 0.0, math.inf, None),
+        (10.0, 300.0, math.inf, 10.0),
+        (600.0, 300.0, math.inf, 600.0),  # who asks knows better than the default
+        (None, 300.0, 100.0, 99.0),
+        (10.0, None, 2.0, 1.8),
+        (None, None, -3.0, 0.0),
+    ],
+)
+def test_a_tool_gets_what_is_allowed_and_left(asked, allowed, remaining, budget):
+    assert tool_budget(asked, allowed, remaining) == pytest.approx(budget)
+
+
+async def test_a_commands_time_is_cut_to_what_remains_of_the_rollout():
+    """F037: it ends as an observation before the rollout's own deadline would cancel it."""
+    with trio.move_on_after(0.5) as rollout:
+        async with open_rollout_tools(deadline=rollout.deadline, deadlines=Deadlines(tool=300)) as tools:
+            result = await tools.run_captured(["sleep", "60"], timeout=60)
+
+    assert result.timed_out
+    assert not rollout.cancelled_caught
+
+
+async def test_output_is_told_as_progress():
+    told = []
+    async with open_rollout_tools(on_output=lambda: told.append(True)) as tools:
+        await tools.run_captured(["echo", "x"])
+
+    assert told
