@@ -121,7 +121,7 @@ async def test_a_hung_turn_is_cut_at_the_turns_deadline():
 @pytest.mark.parametrize("off", [None, 0, -1])
 async def test_without_a_deadline_a_long_group_is_not_cut(off):
     """None and numbers up to zero switch the bound off, not the exception safety."""
-    plan = lambda n, _: Fail(ValueError("x")) if n == 0 else Say(seconds=10_000)  # noqa: E731
+    plan = lambda n, _: Fail(ValueError("x")) if n == 0 else Say(seconds=10_000)
     async with world(2, plan=plan, deadlines={"group": off, "turn": off}) as w:
         assert len(await take_all(w.engine)) == 2
 

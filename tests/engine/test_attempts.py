@@ -1,0 +1,240 @@
+"""Attempts: one outcome each, a cause that is right, and a clean start for the next."""
+
+import pytest
+import trio
+
+from trio_rollout import Cause, SamplingParams, SingleTurn, Status, Stop
+from trio_rollout._attempt import Finished, Unfinished, new_attempt
+from trio_rollout._core.failures import failure_of
+from trio_rollout.errors import RequestRejected, ServerLost
+from trio_rollout.testing import HANG, Fail, FakeServers, Say, prompts
+
+from .conftest import take_all, world
+
+
+def attempt(seconds=10.0):
+    return new_attempt(prompts(1)[0], 1, rollouts=2, seconds=seconds)
+
+
+async def test_the_first_outcome_wins_a_cancellation_after_the_claim_changes_nothing():
+    it = attempt()
+    done = Finished(group=None)
+    assert it.claim(done) is done
+    assert not it.cancel(Cause.SHUTDOWN, "late")
+    assert it.cause is None
+
+
+async def test_the_first_outcome_wins_a_result_after_the_cancellation_is_thrown_away():
+    it = attempt()
+    assert it.cancel(Cause.WEIGHT_UPDATE, "window")
+    outcome = it.claim(Finished(group=None))
+    assert isinstance(outcome, Unfinished)
+    assert outcome.cause is Cause.WEIGHT_UPDATE
+
+
+async def test_its_own_deadline_is_not_taken_for_a_shutdown_that_comes_later():
+    """F040: both are near; the one that was due first is the cause."""
+    it = attempt(seconds=5)
+    await trio.sleep(5)
+    assert not it.cancel(Cause.SHUTDOWN, "drain")
+    assert it.unfinished().cause is Cause.DEADLINE
+
+
+async def test_a_shutdown_before_the_deadline_is_not_taken_for_the_deadline():
+    it = attempt(seconds=5)
+    await trio.sleep(4.9)
+    assert it.cancel(Cause.SHUTDOWN, "drain")
+    await trio.sleep(1)
+    assert it.unfinished().cause is Cause.SHUTDOWN
+
+
+async def test_a_retry_starts_from_the_untouched_prompt():
+    """What user code does to its prompt and metadata shows in no later attempt and in no delivered group."""
+    seen = []
+
+    async def generate(prompt, rollout):
+        seen.append((rollout.attempt, dict(prompt.metadata), list(rollout.input)))
+        prompt.metadata["touched"] = rollout.attempt
+        if rollout.attempt == 1:
+            raise ValueError("first attempt fails")
+        return rollout.finish([await rollout.generate(rollout.input)])
+
+    async with world(1, generate=generate) as w:
+        (group,) = await take_all(w.engine)
+
+    assert all(metadata == {} for _, metadata, _ in seen)
+    assert all(ids == [1, 2, 3] for _, _, ids in seen)
+    assert group.prompt.metadata == {}
+    assert group.attempt == 2
+
+
+async def test_a_rejected_prompt_is_quarantined_at_once_with_the_servers_words():
+    """F026: 4xx is terminal; nothing is sent twice."""
+    plan = lambda n, prompt: (
+        Fail(RequestRejected("input is too long: 5000 > 4096", status=400)) if prompt[2] == 3 else Say()
+    )
+    async with world(3, plan=plan) as w:
+        groups = await take_all(w.engine)
+        (report,) = w.engine.quarantined()
+    assert len(groups) == 2
+    assert report.attempts == 1
+    assert "5000 > 4096" in report.error.message
+
+
+async def test_a_lost_server_uses_up_no_attempt():
+    async with world(2, plan=lambda n, _: Fail(ServerLost("reset")) if n < 12 else Say(), failure_budget=1) as w:
+        assert len(await take_all(w.engine)) == 2
+        assert w.engine.statistics().requeues[Cause.SERVER_LOST] >= 4
+
+
+async def test_free_requeues_without_a_new_token_end_after_max_free():
+    from trio_rollout import Retry
+
+    retry = Retry(max_free=5, backoff_base=0.01, backoff_max=0.01)
+    async with world(1, plan=lambda *_: Fail(ServerLost("reset")), retry=retry) as w:
+        assert await take_all(w.engine) == []
+        (report,) = w.engine.quarantined()
+    assert report.cause is Cause.SERVER_LOST
+    assert report.attempts == 6
+
+
+async def test_an_abort_that_nobody_asked_for_is_a_free_requeue():
+    async with world(2, plan=lambda *_: Say(seconds=10)) as w:
+        await trio.sleep(5)
+        w.servers.abort_all()
+        assert len(await take_all(w.engine)) == 2
+        assert w.engine.statistics().requeues[Cause.SERVER_ABORT] == 2
+
+
+async def test_with_partial_an_abort_that_nobody_asked_for_goes_on_from_its_tokens():
+    async with world(1, plan=lambda n, _: Say(tokens=8 if n < 2 else 4, seconds=8), partial=True) as w:
+        await trio.sleep(4)
+        w.servers.abort_all()
+        (group,) = await take_all(w.engine)
+    assert [row.segments[0].response_length for row in group.trajectories] == [8, 8]
+    assert group.attempt == 1
+
+
+async def test_an_exception_group_out_of_user_code_is_a_failure_not_a_crash():
+    async def generate(prompt, rollout):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            if rollout.attempt == 1:
+                raise ValueError("inside a nursery")
+            nursery.cancel_scope.cancel()
+        return rollout.finish([await rollout.generate(rollout.input)])
+
+    async with world(2, generate=generate) as w:
+        assert len(await take_all(w.engine)) == 2
+        assert w.engine.statistics().requeues[Cause.ERROR] == 2
+
+
+async def test_user_code_that_raises_while_being_cancelled_does_not_change_the_cause():
+    async def generate(prompt, rollout):
+        try:
+            return rollout.finish([await rollout.generate(rollout.input)])
+        finally:
+            if rollout.attempt == 1:
+                raise RuntimeError("cleanup failed")
+
+    async with world(1, generate=generate, plan=lambda n, _: HANG if n < 2 else Say(), deadlines={"group": 5.0}) as w:
+        assert len(await take_all(w.engine)) == 1
+        assert w.engine.statistics().requeues[Cause.DEADLINE] == 1
+
+
+async def test_a_generate_function_that_swallows_everything_cannot_hold_its_slot():
+    """An interrupted turn cancels the attempt: there is nothing that `except Exception` could keep."""
+
+    async def stubborn(prompt, rollout):
+        while True:
+            try:
+                return rollout.finish([await rollout.generate(rollout.input)])
+            except Exception:
+                await trio.lowlevel.checkpoint()
+
+    async with world(2, generate=stubborn, plan=lambda n, _: HANG if n < 4 else Say(), deadlines={"turn": 3.0}) as w:
+        assert len(await take_all(w.engine)) == 2
+
+
+@pytest.mark.parametrize("bad", [None, "text", 7])
+async def test_a_generate_function_that_returns_no_trajectory_is_named(bad):
+    async def generate(prompt, rollout):
+        return bad
+
+    async with world(1, generate=generate) as w:
+        await take_all(w.engine)
+        (report,) = w.engine.quarantined()
+    assert report.error.type == "GenerateError"
+    assert type(bad).__name__ in report.error.message
+
+
+async def test_an_aborted_trajectory_of_user_code_is_never_delivered():
+    """F003, F069."""
+
+    async def generate(prompt, rollout):
+        turn = await rollout.generate(rollout.input)
+        return rollout.finish([turn], status=Status.ABORTED if rollout.attempt == 1 else None)
+
+    async with world(1, generate=generate) as w:
+        (group,) = await take_all(w.engine)
+    assert group.attempt == 2
+
+
+async def test_several_turns_become_one_segment_with_tool_output_masked():
+    async def generate(prompt, rollout):
+        first = await rollout.generate(rollout.input)
+        context = [*first.prompt_ids, *first.output_ids, 7, 8, 9]
+        second = await rollout.generate(context)
+        return rollout.finish([first, second])
+
+    async with world(1, generate=generate, plan=lambda *_: Say(tokens=3, stop=Stop.LENGTH)) as w:
+        (group,) = await take_all(w.engine)
+    (segment,) = group.trajectories[0].segments
+    assert segment.loss_mask.tolist() == [1, 1, 1, 0, 0, 0, 1, 1, 1]
+    assert segment.tokens.tolist() == [1, 2, 3, 100, 101, 102, 7, 8, 9, 100, 101, 102]
+    assert segment.versions == ((0, 3, 0), (6, 9, 0))
+    assert group.trajectories[0].status is Status.TRUNCATED
+    assert group.trajectories[0].turns == 2
+
+
+async def test_a_rewritten_context_begins_a_segment_of_its_own():
+    async def generate(prompt, rollout):
+        turns = [await rollout.generate(rollout.input), await rollout.generate([9, 9])]
+        return rollout.finish(turns)
+
+    async with world(1, generate=generate) as w:
+        (group,) = await take_all(w.engine)
+    assert [len(segment.tokens) for segment in group.trajectories[0].segments] == [7, 6]
+
+
+async def test_a_rollouts_own_deadline_ends_the_attempt():
+    async with world(1, plan=lambda n, _: HANG if n < 2 else Say(), deadlines={"rollout": 4.0}) as w:
+        began = trio.current_time()
+        assert len(await take_all(w.engine)) == 1
+        assert trio.current_time() - began < 8
+
+
+async def test_sampling_of_the_call_wins_over_the_prompts_and_that_over_the_functions():
+    import attrs
+
+    from trio_rollout.sources import IterableSource
+
+    lengths = []
+
+    class Noting(FakeServers):
+        async def generate(self, input_ids, sampling, **more):
+            lengths.append(sampling.max_new_tokens)
+            return await super().generate(input_ids, sampling, **more)
+
+    plain, own = prompts(2)
+    source = IterableSource([plain, attrs.evolve(own, sampling=SamplingParams(max_new_tokens=5))])
+    single = SingleTurn(SamplingParams(max_new_tokens=6))
+    async with world(source=source, servers=Noting(), generate=single, samples_per_prompt=1, max_running=1) as w:
+        await take_all(w.engine, 1)
+    assert lengths == [6, 5]
+
+
+async def test_a_failure_as_a_value_keeps_no_reference_to_the_exception():
+    error = ValueError("x")
+    failure = failure_of(error, group=None, attempt=2)
+    assert (failure.type, failure.message, failure.attempt) == ("ValueError", "x", 2)

@@ -1,0 +1,119 @@
+"""Draining and leaving: what goes back, what stays deliverable, and how long it may take."""
+
+import pytest
+import trio
+
+from trio_rollout import Cause, PauseMode
+from trio_rollout.errors import EngineClosed
+from trio_rollout.sources import IterableSource
+from trio_rollout.testing import HANG, FakeServers, Say, prompts
+
+from .conftest import one, take_all, world
+
+
+class Remembering:
+    """A source that keeps what it was given back."""
+
+    def __init__(self, count=10):
+        self.inner, self.returned = IterableSource(prompts(count)), []
+
+    async def take(self, count):
+        return await self.inner.take(count)
+
+    async def give_back(self, prompts):
+        await trio.lowlevel.checkpoint()
+        self.returned.extend(prompt.id for prompt in prompts)
+
+    def state(self):
+        return self.inner.state()
+
+
+async def test_drain_lets_running_groups_finish_within_the_grace():
+    async with world(10, plan=lambda *_: Say(seconds=5)) as w:
+        await trio.sleep(1)
+        await w.engine.drain(grace=10)
+        counts = w.engine.statistics()
+        assert (counts.ready, counts.running, counts.waiting) == (2, 0, 0)
+        assert len(await take_all(w.engine)) == 2
+
+
+async def test_drain_cancels_the_rest_and_gives_it_back_to_the_source():
+    source = Remembering()
+    async with world(source=source, plan=lambda *_: Say(seconds=50)) as w:
+        await trio.sleep(1)
+        began = trio.current_time()
+        await w.engine.drain(grace=3)
+        assert trio.current_time() - began == 3
+        counts = w.engine.statistics()
+        assert counts.requeues[Cause.SHUTDOWN] == 0  # returned, not requeued
+        assert counts.returned == counts.pulled
+        assert len(source.returned) == counts.pulled
+        with pytest.raises(EngineClosed):
+            await w.engine.next_batch(1)
+
+
+async def test_a_waiting_consumer_hears_of_a_drain():
+    async with world(4, plan=lambda *_: HANG) as w, trio.open_nursery() as nursery:
+
+        async def consume():
+            with pytest.raises(EngineClosed):
+                await w.engine.next_batch(1)
+
+        nursery.start_soon(consume)
+        await trio.sleep(1)
+        await w.engine.drain(grace=0)
+
+
+async def test_a_second_drain_does_nothing():
+    async with world(4) as w:
+        await w.engine.drain()
+        await w.engine.drain()
+
+
+async def test_leaving_returns_what_is_ready_and_untaken():
+    source = Remembering(2)
+    async with world(source=source) as w:
+        await trio.sleep(20)
+        assert w.engine.statistics().ready == 2
+    assert sorted(source.returned) == ["p0", "p1"]
+
+
+async def _judge_hangs(trajectory):
+    await trio.sleep_forever()
+
+
+@pytest.mark.parametrize("state", ["running", "judge", "full", "gated", "consumer"])
+async def test_leaving_is_bounded_in_every_state(state):
+    """P9: at most Deadlines.drain in all, whatever the engine is doing."""
+    plan = (lambda *_: HANG) if state == "running" else (lambda *_: Say())
+    reward = _judge_hangs if state == "judge" else one
+    async with world(20, plan=plan, reward=reward, max_ready=1, deadlines={"drain": 20.0}) as w:
+        await trio.sleep(10)
+        if state == "gated":
+            with pytest.raises(ZeroDivisionError):
+                async with w.engine.weight_update(version=1, mode=PauseMode.IN_PLACE):
+                    raise ZeroDivisionError
+        began = trio.current_time()
+    assert trio.current_time() - began <= 20
+
+
+async def test_a_keyboard_interrupt_in_user_code_comes_out_bare():
+    servers = FakeServers()
+
+    async def interrupted(trajectory):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        async with world(4, servers=servers, reward=interrupted):
+            await trio.sleep_forever()
+    assert servers.running == 0
+
+
+async def test_work_that_finishes_during_a_drain_waits_for_no_room():
+    """F052: output buffer full, nobody takes, shutdown: the groups in hand become ready all the same."""
+    async with world(8, max_ready=1, max_running=8) as w:
+        await trio.sleep(5)
+        assert w.engine.statistics().ready == 1
+        await w.engine.drain(grace=1)
+        assert w.engine.statistics().ready == 4
+        assert len(await take_all(w.engine)) == 4
