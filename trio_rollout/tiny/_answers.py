@@ -119,23 +119,3 @@ def _request(live: Live) -> Request:
     if live.request is None:
         raise AssertionError(f"{live!r} has nothing to answer with")
     return live.request
-
-
-@final
-@attrs.define(eq=False, repr=False)
-class Deltas:
-    """Turns the cumulative chunks of one stream into deltas: of text, ids and output log-probs, and of nothing else."""
-
-    _text: int = 0
-    _ids: int = 0
-
-    def cut(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """``answer`` without what has been sent; counts in it stay cumulative."""
-        meta = answer["meta_info"]
-        for name in ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs"):
-            if name in meta:
-                meta[name] = meta[name][self._ids :]
-        text, ids = answer["text"], answer["output_ids"]
-        answer["text"], answer["output_ids"] = text[self._text :], ids[self._ids :]
-        self._text, self._ids = len(text), len(ids)
-        return answer

@@ -50,6 +50,7 @@ class App:
             "/flush_cache": (_EITHER, control.flush),
             "/release_memory_occupation": (_EITHER, control.nothing),
             "/resume_memory_occupation": (_EITHER, control.nothing),
+            "/parse_function_call": (_POST, control.parse_function_call),
             "/slow_down": (_EITHER, control.slow_down),
             "/ready": (_GET, control.ready),
             "/ping": (_GET, control.ping),

@@ -1,7 +1,6 @@
 """The routes that trainers and operators call: abort, pause, weights, cache, and what the server says about itself."""
 
-from collections.abc import Mapping
-from typing import Any, TypeVar, final
+from typing import TypeVar, final
 
 import attrs
 import msgspec
@@ -16,6 +15,7 @@ from ._identity import Identity
 from ._model import TinyModel
 from ._refusal import Refusal, malformed
 from ._request import Wanted
+from ._tool_calls import PARSERS, ParseBody, parse_tool_calls
 
 B = TypeVar("B", bound=msgspec.Struct)
 _TEXT = b"text/plain; charset=utf-8"
@@ -147,6 +147,18 @@ class Control:
         del request
         await connection.reply_json(200, None)
 
+    async def parse_function_call(self, connection: Connection, request: HttpRequest) -> None:
+        """Find tool calls in a text. The parser's name must be given, as ``/model_info`` says it.
+
+        Raises:
+          ValueError: another parser, which SGLang answers with a 500.
+
+        """
+        body = decode(request, ParseBody)
+        if body.tool_call_parser not in PARSERS:
+            raise ValueError(f"Unsupported tool_call_parser: {body.tool_call_parser}")
+        await connection.reply_json(200, parse_tool_calls(body.text, body.tools))
+
     async def slow_down(self, connection: Connection, request: HttpRequest) -> None:
         """Wait so many seconds after every step from now on."""
         self.frontend.step_delay = decode(request, _SlowDown).forward_sleep_time or 0.0
@@ -190,7 +202,3 @@ class Control:
                 await lives[0].ended.wait()
         except Refusal:
             return  # no sign of life will come of it
-
-    def info(self) -> Mapping[str, Any]:
-        """Of ``/model_info``."""
-        return self.identity.model_info(self.frontend.scheduler.version)

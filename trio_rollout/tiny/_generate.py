@@ -5,13 +5,13 @@ from typing import Any, final
 import attrs
 import trio
 
-from ._answers import Answers, Deltas
+from ._answers import Answers
 from ._body import decode_generate
 from ._call import Call, unfold
+from ._chunks import Chunks
 from ._connection import Connection, Emit, HttpRequest
 from ._frontend import Frontend
 from ._refusal import Refusal, unavailable
-from ._registry import Live
 from ._request import Request
 
 
@@ -55,34 +55,15 @@ class Generate:
 
     async def _stream(self, call: Call, emit: Emit) -> None:
         async with self.frontend.admitted(call) as lives:
-            if not call.many:
-                await self._chunks(lives[0], emit)
-                return
-            async with trio.open_nursery() as nursery:
-                lock = trio.Lock()
-                for index, live in enumerate(lives):
-                    nursery.start_soon(self._indexed_chunks, index, live, emit, lock)
-
-    async def _indexed_chunks(self, index: int, live: Live, emit: Emit, lock: trio.Lock) -> None:
-        async def numbered(answer: dict[str, Any]) -> None:
-            async with lock:  # one event at a time: they share a connection
-                await emit(answer | {"index": index})
-
-        await self._chunks(live, numbered)
-
-    async def _chunks(self, live: Live, emit: Emit) -> None:
-        """Everything that is new since the last chunk, until the end; several steps may share a chunk."""
-        deltas = Deltas() if self.frontend.settings.incremental else None
-        while not live.ended.is_set():
-            await live.changed.wait()
-            if live.ended.is_set():
-                break
-            live.changed = trio.Event()
-            answer = self.answers.partial(live)
-            if answer is not None:
-                await emit(deltas.cut(answer) if deltas else answer)
-        answer = self.answers.final(live, trio.current_time())
-        await emit(deltas.cut(answer) if deltas else answer)
+            chunks = [Chunks(live, self.answers, incremental=self.frontend.settings.incremental) for live in lives]
+            numbered = list(enumerate(chunks))
+            while numbered:
+                await lives[0].bell.wait()
+                for index, one in numbered:
+                    chunk = one.next(trio.current_time())
+                    if chunk is not None:
+                        await emit(chunk | {"index": index} if call.many else chunk)
+                numbered = [(index, one) for index, one in numbered if not one.over]
 
 
 def _raise_for(request: Request) -> None:

@@ -1,5 +1,6 @@
 """What a tiny server says about itself: ``/model_info``, ``/server_info``, ``/v1/loads``, ``/v1/models``."""
 
+from datetime import UTC, datetime
 from typing import Any, final
 
 import attrs
@@ -70,7 +71,7 @@ class Identity:
         used = sum(one.prompt.size + len(one.output_ids) for one in scheduler.running)
         room = frontend.settings.cache_tokens
         return {
-            "timestamp": trio.current_time(),
+            "timestamp": datetime.fromtimestamp(trio.current_time(), UTC).isoformat(),  # of the run, not of the day
             "version": VERSION,
             "accelerator": "cpu",
             "num_accelerators": 1,

@@ -17,17 +17,34 @@ from ._request import Request
 
 @final
 @attrs.define(eq=False, repr=False)
+class Bell:
+    """Wakes the one task that waits for news of a call; news while it is busy is not lost."""
+
+    _rung: trio.Event = attrs.field(factory=trio.Event, init=False)
+
+    def ring(self) -> None:
+        """There is news."""
+        self._rung.set()
+
+    async def wait(self) -> None:
+        """Wait for news. Cancelled, the news stays."""
+        await self._rung.wait()
+        self._rung = trio.Event()
+
+
+@final
+@attrs.define(eq=False, repr=False)
 class Live:
     """One active rid. ``request`` is None until it has been dispatched to the scheduler."""
 
     item: Item
     arrived: float
+    bell: Bell
+    """Rung by every token of a request that streams, and by its end; shared by the requests of one call."""
     request: Request | None = None
     abort_sent: bool = False
     ended_at: float = 0.0
     ended: trio.Event = attrs.field(factory=trio.Event)
-    changed: trio.Event = attrs.field(factory=trio.Event)
-    """Set by every token of a request that streams; whoever waits puts a fresh one in its place."""
 
     def __repr__(self) -> str:
         return f"<Live {self.item.rid} {self.request or 'not dispatched'}>"
@@ -54,10 +71,11 @@ class Registry:
 
         """
         fresh: dict[str, Live] = {}
+        bell = Bell()
         for item in items:
             if item.rid in self._lives or item.rid in fresh:
                 raise invalid(f"Duplicate request ID detected: {item.rid}")
-            fresh[item.rid] = Live(item, now)
+            fresh[item.rid] = Live(item, now, bell)
         self._lives.update(fresh)
         return list(fresh.values())
 
@@ -82,7 +100,7 @@ class Registry:
         """Wake those who stream."""
         for request in requests:
             if request.wanted.stream and (live := self._lives.get(request.rid)) is not None:
-                live.changed.set()
+                live.bell.ring()
 
     def settle(self, requests: Iterable[Request], now: float) -> None:
         """The scheduler has ended these: wake whoever waits, free their rids."""
@@ -91,4 +109,4 @@ class Registry:
             if live is not None:
                 live.ended_at = now
                 live.ended.set()
-                live.changed.set()
+                live.bell.ring()

@@ -8,7 +8,7 @@ it back into the queue; a token outside the vocabulary kills the server.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import final
 
 import attrs
@@ -184,8 +184,3 @@ class Scheduler:
             # The last token sampled has never been fed to the model.
             fed = np.asarray(request.output_ids[:-1], np.int64)
             self.cache.insert(np.concatenate([request.prompt, fed]) if fed.size else request.prompt)
-
-
-def unended(requests: Iterable[Request]) -> list[Request]:
-    """Those that are still live."""
-    return [request for request in requests if request.finish is None]
