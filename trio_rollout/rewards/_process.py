@@ -71,7 +71,9 @@ class ScorerProcess:
     """A running process with a scorer in it."""
 
     _process: trio.Process
-    _ended: bool = False
+    _lifeline: int
+    """The end of a pipe that the process watches: it dies when this is closed, also by this process's own death."""
+    _killed: bool = False
 
     @property
     def pid(self) -> int:
@@ -80,65 +82,76 @@ class ScorerProcess:
 
     @property
     def is_dead(self) -> bool:
-        """Whether it has ended by itself; it stays unreaped, so that its group id is not reused before ``end``."""
+        """Whether it has ended, by itself or by ``kill``. Asking does not reap it: its group's id must not be reused yet."""
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self._process.pid, options) is not None
+        return self._killed or os.waitid(os.P_PID, self.pid, options) is not None
 
     async def load(self, setup: bytes) -> None:
         """Load the scorer, before anything is asked.
 
+        Cancelled or failed, nothing of the process is left.
+
         Raises:
-          RewardError: it can't be loaded there; the process has nothing to do any more.
+          RewardError: it can't be loaded there.
 
         """
-        (await self.ask(setup)).unwrap("the scorer can't be loaded in a process of its own")
+        reply = await self.ask(setup)
+        if reply.kind == "error":
+            await self.end()
+        reply.unwrap("the scorer can't be loaded in a process of its own")
 
     async def ask(self, request: bytes) -> Reply:
         """The scorer's reply to one pickled value.
 
-        Blocks until it is there. Cancelled, only ``end`` may follow.
+        Blocks until it is there. Cancelled, or the process gone, nothing of it is left.
 
         Raises:
-          RewardError: the process died; nothing of it is left.
+          RewardError: the process died.
 
         """
-        body = await self._exchanged(request)
-        if body is None:
-            await self.end()
+        try:
+            async with contextlib.AsyncExitStack() as on_failure:
+                on_failure.push_async_callback(self.end)
+                body = await self._exchanged(request)
+                on_failure.pop_all()
+        except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError) as error:
             raise RewardError(
                 f"the scorer's process {self.pid} died while it was asked, exit status {self._process.returncode}"
-            )
+            ) from error
         return Reply(*pickle.loads(body))
 
+    def kill(self) -> None:
+        """Kill it with all that it started; ``end`` must follow. May be repeated."""
+        if not self._killed:
+            self._killed = True
+            os.close(self._lifeline)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
     async def end(self) -> None:
-        """Kill the process with all that it started, and reap it. Shielded, bounded by ``REAP_LIMIT``; may be repeated."""
+        """Kill it with all that it started, and reap it. Shielded, bounded by ``REAP_LIMIT``. May be repeated."""
+        self.kill()
         with trio.move_on_after(REAP_LIMIT, shield=True):
-            if not self._ended:
-                self._ended = True
-                # Before it is reaped, so that the id is still that of its own group.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
             await trio.aclose_forcefully(self._stdin)
             await trio.aclose_forcefully(self._stdout)
 
-    async def _exchanged(self, request: bytes) -> bytes | None:
-        """The answer's bytes; None if the process is gone."""
-        try:
-            await self._stdin.send_all(LENGTH.pack(len(request)) + request)
-            (length,) = LENGTH.unpack(await self._receive(LENGTH.size))
-            return await self._receive(length)
-        except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
-            return None
+    async def _exchanged(self, request: bytes) -> bytes:
+        await self._stdin.send_all(LENGTH.pack(len(request)) + request)
+        (length,) = LENGTH.unpack(await self._received(LENGTH.size))
+        return await self._received(length)
 
-    async def _receive(self, length: int) -> bytes:
-        received = bytearray()
+    async def _received(self, length: int) -> bytes:
+        received = await self._chunk(length)
         while len(received) < length:
-            chunk = await self._stdout.receive_some(min(_CHUNK, length - len(received)))
-            if not chunk:
-                raise EOFError
-            received += chunk
+            received += await self._chunk(length - len(received))
         return bytes(received)
+
+    async def _chunk(self, at_most: int) -> bytearray:
+        chunk = await self._stdout.receive_some(min(_CHUNK, at_most))
+        if not chunk:
+            raise EOFError
+        return bytearray(chunk)
 
     @property
     def _stdin(self) -> trio.abc.SendStream:
@@ -167,20 +180,27 @@ async def start_scorer(setup: bytes) -> ScorerProcess:
             "a scorer process is about to start scorer processes of its own: guard what your script runs by "
             "'if __name__ == \"__main__\":'"
         )
-    worker = ScorerProcess(await _open())
-    async with contextlib.AsyncExitStack() as on_failure:
-        on_failure.push_async_callback(worker.end)
-        await worker.load(setup)
-        on_failure.pop_all()
+    worker = await _open()
+    await worker.load(setup)
     return worker
 
 
-async def _open() -> trio.Process:
+async def _open() -> ScorerProcess:
     """In a session of its own, so that a terminal's Ctrl-C reaches the parent alone, and ``end`` reaches all children."""
-    command = [sys.executable, _WORKER]
-    try:
-        return await trio.lowlevel.open_process(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
-    except OSError as error:
-        raise RewardError(f"a scorer process can't be started: {error}") from error
+    lifeline, ours = os.pipe()
+    with contextlib.ExitStack() as always, contextlib.ExitStack() as on_failure:
+        always.callback(os.close, lifeline)
+        on_failure.callback(os.close, ours)
+        command = [sys.executable, _WORKER, str(lifeline)]
+        try:
+            process = await trio.lowlevel.open_process(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[lifeline],
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise RewardError(f"a scorer process can't be started: {error}") from error
+        on_failure.pop_all()
+    return ScorerProcess(process, ours)

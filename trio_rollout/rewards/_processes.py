@@ -2,7 +2,7 @@
 
 import pickle
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from typing import Generic, TypeVar, cast, final
 
 import attrs
@@ -11,7 +11,7 @@ import trio
 from .._core.checks import whole
 from .._in_thread import scorer_name
 from ..errors import RewardError
-from ._process import ScorerProcess, pickled_setup, start_scorer
+from ._process import REAP_LIMIT, ScorerProcess, pickled_setup, start_scorer
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -22,15 +22,15 @@ R = TypeVar("R")
 class ScorerProcesses(Generic[T, R]):
     """Made by ``open_scorer_processes``: call it like the function, with ``await``.
 
-    Invariant: a process that has loaded its scorer is in ``_alive`` until it is killed; it is in ``_idle`` too while nobody
-    asks it. So ``_end`` finds them all.
+    Invariant: a process that has loaded its scorer is in ``_owned`` until it has been reaped; it is in ``_idle`` too while
+    nobody asks it. So ``_end`` finds them all.
     """
 
     _fn: Callable[[T], R]
     workers: int = attrs.field(kw_only=True, validator=whole(1))
     _setup: bytes = attrs.field(init=False)
     _slots: trio.CapacityLimiter = attrs.field(init=False)
-    _alive: set[ScorerProcess] = attrs.field(factory=set, init=False)
+    _owned: set[ScorerProcess] = attrs.field(factory=set, init=False)
     _idle: list[ScorerProcess] = attrs.field(factory=list, init=False)
     _closed: bool = attrs.field(default=False, init=False)
 
@@ -41,12 +41,12 @@ class ScorerProcesses(Generic[T, R]):
     @property
     def pids(self) -> tuple[int, ...]:
         """The process ids of this moment."""
-        return tuple(sorted(worker.pid for worker in self._alive))
+        return tuple(sorted(worker.pid for worker in self._owned if not worker.is_dead))
 
     def __repr__(self) -> str:
         return (
             f"<scorer_processes({scorer_name(self._fn)}): {self._slots.borrowed_tokens} of {self.workers} running, "
-            f"{len(self._alive)} alive>"
+            f"{len(self.pids)} alive>"
         )
 
     async def __call__(self, value: T, /) -> R:
@@ -61,25 +61,26 @@ class ScorerProcesses(Generic[T, R]):
         """
         request = pickle.dumps(value)
         async with self._slots:
-            worker = await self._free_worker()
-            async with AsyncExitStack() as on_failure:
-                on_failure.push_async_callback(self._discard, worker)
-                reply = await worker.ask(request)
+            worker = self._idle_worker() or await self._started()
+            with ExitStack() as on_failure:
+                on_failure.callback(self._owned.discard, worker)
+                reply = await worker.ask(request)  # unless it replies, it is gone
                 on_failure.pop_all()
             self._idle.append(worker)
         return cast(R, reply.unwrap())
 
-    async def _free_worker(self) -> ScorerProcess:
-        while self._idle:
-            worker = self._idle.pop()
-            if not worker.is_dead:
-                return worker
-            await self._discard(worker)  # killed from outside while it was idle: nobody's answer is lost
+    def _idle_worker(self) -> ScorerProcess | None:
+        """One that lives: it may have been killed from outside, or for want of memory, while nobody asked it."""
+        while self._idle and self._idle[-1].is_dead:
+            self._idle.pop()
+        return self._idle.pop() if self._idle else None
+
+    async def _started(self) -> ScorerProcess:
         self._require_open()
         worker = await start_scorer(self._setup)
-        self._alive.add(worker)
+        self._owned.add(worker)
         if self._closed:  # while it started
-            await self._discard(worker)
+            await worker.end()
         self._require_open()
         return worker
 
@@ -87,18 +88,15 @@ class ScorerProcesses(Generic[T, R]):
         if self._closed:
             raise RewardError(f"{self!r}: the scorer processes are closed")
 
-    async def _discard(self, worker: ScorerProcess) -> None:
-        self._alive.discard(worker)
-        await worker.end()
-
-    async def _start_one(self) -> None:
-        self._idle.append(await self._free_worker())
-
     async def _end(self) -> None:
         self._closed = True
         self._idle.clear()
-        while self._alive:
-            await self._discard(next(iter(self._alive)))
+        for worker in self._owned:
+            worker.kill()  # all at once, so that one REAP_LIMIT is enough
+        with trio.move_on_after(REAP_LIMIT, shield=True):
+            await trio.lowlevel.checkpoint()
+            while self._owned:
+                await self._owned.pop().end()
 
 
 @asynccontextmanager
@@ -117,5 +115,5 @@ async def open_scorer_processes(fn: Callable[[T], R], *, workers: int = 2) -> As
     processes = ScorerProcesses(fn, workers=workers)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(processes._end)
-        await processes._start_one()
+        processes._idle.append(await processes._started())
         yield processes

@@ -1,12 +1,15 @@
 """The program of a scorer process: run as a script by its path, knows only the standard library until a scorer comes.
 
 Messages are 8 bytes of length and a pickle. In: one setup, then one pickled value a call. Out: one ``("ready", None)``, then
-``("value", result)`` or ``("error", (type, message, traceback))`` a call. End of input is the end of the process.
+``("value", result)`` or ``("error", (type, message, traceback))`` a call. End of input is the end of the process. The one
+argument is the reading end of a pipe that nobody writes to: when its other end is gone, so is the parent.
 """
 
+import fcntl
 import os
 import pickle
 import runpy
+import select
 import struct
 import sys
 import traceback
@@ -15,6 +18,19 @@ from typing import Any, BinaryIO
 
 LENGTH = struct.Struct("<Q")
 MAIN_ALIAS = "__mp_main__"  # multiprocessing's name for it: a script guarded for that is guarded for this
+
+
+def _die_with_parent(lifeline: int) -> None:
+    """Let the kernel end this process when the parent dies, whatever runs here then.
+
+    SIGIO's default action is to end the process. A thread that waits for the end of input would not do: a regular
+    expression that backtracks holds the GIL for ever. PR_SET_PDEATHSIG would not either: it is about the parent's *thread*.
+    """
+    os.set_inheritable(lifeline, False)  # ruff: ignore[boolean-positional-value-in-call]  takes no keywords
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([lifeline], [], [], 0.0)[0]:
+        sys.exit(1)  # it died before
 
 
 def _take_channels() -> tuple[BinaryIO, BinaryIO]:
@@ -69,6 +85,7 @@ def _answer(send: BinaryIO, fn: Callable[[Any], object], request: bytes) -> None
 
 def main() -> None:
     """Serve until the parent closes the pipe."""
+    _die_with_parent(int(sys.argv[1]))
     receive, send = _take_channels()
     setup = _read_message(receive)
     if setup is None:

@@ -95,7 +95,11 @@ class JsonlSource:
             another content.
 
         """
-        await self._checked()
+        if self._file is None:
+            await self._scanned()
+        else:
+            await trio.lowlevel.checkpoint()
+            self._require_origin(self._restored_from, self._file)
 
     async def take(self, count: int) -> Sequence[Prompt]:
         """Up to ``count`` prompts, those given back first; empty means that the data has ended.
@@ -106,7 +110,8 @@ class JsonlSource:
           SourceError: as ``check``; or the file has changed since.
 
         """
-        file = await self._checked()
+        file = self._file or await self._scanned()
+        self._require_origin(self._restored_from, file)
         again = tuple(self._returned[:count])
         fresh, epoch, position = self._ahead(len(file), count - len(again))
         if not again and not fresh:
@@ -174,14 +179,12 @@ class JsonlSource:
         names = ("prompt_key", "label_key", "metadata_key", "id_key", "epochs", "shuffle_seed")
         return {name: getattr(self, name) for name in names}
 
-    async def _checked(self) -> JsonlFile:
-        if self._file is None:
-            keys = Keys(prompt=self.prompt_key, label=self.label_key, metadata=self.metadata_key, id=self.id_key)
-            file = await self.run_sync(scan, self.path, keys)
-            self._order = EpochOrder(count=len(file), seed=self.shuffle_seed)
-            self._file = file
-        self._require_origin(self._restored_from, self._file)
-        return self._file
+    async def _scanned(self) -> JsonlFile:
+        keys = Keys(prompt=self.prompt_key, label=self.label_key, metadata=self.metadata_key, id=self.id_key)
+        file = await self.run_sync(scan, self.path, keys)
+        self._file, self._order = file, EpochOrder(count=len(file), seed=self.shuffle_seed)
+        self._require_origin(self._restored_from, file)
+        return file
 
     def _ahead(self, length: int, count: int) -> tuple[list[tuple[int, int]], int, int]:
         """The next (epoch, position) pairs, and the cursor behind them."""
