@@ -44,11 +44,11 @@ def segment(response: int = 3, *, size: int = 0) -> Segment:
         loss_mask=[1] * response,
         log_probs=[-0.5] * response,
         versions=[VersionSpan(0, response, 7)],
-        text="some text",
+        text="text",
     )
 
 
-def group(number: int, attempt: int = 1, *, size: int = 0, samples: int = 2) -> Group:
+def group(number: int, attempt: int = 1, *, size: int = 0, samples: int = 1) -> Group:
     of = prompt(number)
     rows = [
         Trajectory(

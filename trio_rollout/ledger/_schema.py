@@ -69,7 +69,9 @@ def prepare(db: apsw.Connection, where: str) -> None:
 
     """
     db.set_busy_timeout(10_000)  # a reader that opens after a crash holds the lock while it recovers the log
-    db.execute("PRAGMA journal_mode = WAL")
+    mode = db.execute("PRAGMA journal_mode = WAL").fetchall()  # to the end: that is where it is written
+    if mode != [("wal",)]:  # where it can't, SQLite stays as it was without an error
+        raise LedgerError(f"ledger {where}: its directory can't hold a write-ahead log (SQLite stays in mode {mode})")
     db.execute("PRAGMA synchronous = FULL")
     db.execute("PRAGMA journal_size_limit = 16777216")  # what one large transaction grew is given back
     check_format(db, where, may_be_new=True)

@@ -34,6 +34,11 @@ def _do(disk: Target, op: Op) -> None:
         raise kind(str(error)) from error
 
 
+def _excepthook(_self: object, _etype: object, _evalue: object, _traceback: object) -> bool:
+    """An error in the middle of SQLite's own clean-up has nobody to be told to; the disk's state shows it."""
+    return True
+
+
 @final
 @attrs.define(eq=False, repr=False)
 class _File:
@@ -84,6 +89,8 @@ class _File:
     def xDeviceCharacteristics(self) -> int:  # ruff: ignore[invalid-function-name]
         return apsw.SQLITE_IOCAP_POWERSAFE_OVERWRITE  # as SQLite assumes of every disk on Linux
 
+    excepthook = _excepthook
+
 
 @final
 class _Vfs(apsw.VFS):
@@ -116,10 +123,7 @@ class _Vfs(apsw.VFS):
     def xFullPathname(self, name: str) -> str:  # ruff: ignore[invalid-function-name]
         return name
 
-    def excepthook(self, etype: Any, evalue: Any, etraceback: Any) -> bool:
-        """Errors in the middle of SQLite's own clean-up have nobody to be told to; the disk's state shows them."""
-        del etype, evalue, etraceback
-        return True
+    excepthook = _excepthook
 
 
 def connect(disk: Target, *, page_size: int) -> tuple[apsw.Connection, Callable[[], None]]:
@@ -131,5 +135,6 @@ def connect(disk: Target, *, page_size: int) -> tuple[apsw.Connection, Callable[
         vfs.unregister()
         raise
     db.execute("PRAGMA locking_mode = EXCLUSIVE")
+    db.execute("PRAGMA wal_autocheckpoint = 40")  # soon enough for short scenarios to see it
     db.execute(f"PRAGMA page_size = {page_size}")
     return db, vfs.unregister

@@ -1,0 +1,114 @@
+"""A full or failing disk at any write: nothing pretends to be committed, nothing is corrupt, a restart goes on."""
+
+import errno
+import sys
+from collections.abc import Callable
+
+import apsw
+import pytest
+
+from trio_rollout._core.events import Recovered
+from trio_rollout.errors import LedgerError
+from trio_rollout.ledger._records import record_of
+from trio_rollout.ledger._store import Store
+from trio_rollout.testing._simdisk import Fault, SimDisk, disk_full_from, failing_at
+from trio_rollout.testing._simfiles import SimFiles, nothing
+
+from ._samples import IDENTITY, pulled, story
+from .test_power_cut import store_on
+
+
+def life(store: Store, states: list[Recovered]) -> None:
+    """One life of a ledger; ``states`` grows with every promise."""
+    store.open()
+    try:
+        store.begin(IDENTITY)
+        for batch in story():
+            assert store.commit([record_of(events) for events in batch]) == [None] * len(batch)
+            states.append(store.begin(IDENTITY))
+            store.tidy()
+    finally:
+        store.close()
+
+
+@pytest.fixture(scope="module")
+def healthy() -> tuple[list[Recovered], int]:
+    states, disk = [Recovered()], SimDisk()
+    life(store_on(disk), states)
+    return states, len(disk.log)
+
+
+def check_after(disk: SimDisk, contents: dict[str, bytes], allowed: list[Recovered]) -> None:
+    """With these files and a disk that works again, the ledger remembers one of these and takes more."""
+    store = store_on(SimDisk(SimFiles.holding(contents)))
+    store.open()
+    try:
+        assert store.begin(IDENTITY) in allowed
+        assert store.commit([record_of([pulled(99)])]) == [None]
+    finally:
+        store.close()
+
+
+@pytest.fixture
+def swallowed_by_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors that SQLite itself passes over, as those of tidying its log, have no caller; Python calls them unraisable."""
+    before = sys.unraisablehook
+
+    def hook(unraisable) -> None:
+        if not isinstance(unraisable.exc_value, apsw.Error):
+            before(unraisable)
+
+    monkeypatch.setattr(sys, "unraisablehook", hook)
+
+
+@pytest.mark.usefixtures("swallowed_by_sqlite")
+@pytest.mark.parametrize("fault", [disk_full_from, failing_at])
+def test_a_fault_at_any_operation(healthy: tuple[list[Recovered], int], fault: Callable[[int], Fault]):
+    """After the error nothing is written any more; what was promised is there, and at most the write that failed."""
+    states, operations = healthy
+    raised = 0
+    for number in range(operations):
+        disk, promised = SimDisk(fault=fault(number)), [Recovered()]
+        store = store_on(disk)
+        try:
+            life(store, promised)
+        except LedgerError as error:
+            raised += 1
+            assert isinstance(error.__cause__, OSError | apsw.Error)
+            if store._broken is not None:  # it was a write, not the closing
+                with pytest.raises(LedgerError) as later:
+                    store.commit([record_of([pulled(50)])])
+                assert later.value.__cause__ is error.__cause__
+        assert promised == states[: len(promised)]
+        allowed = states[len(promised) - 1 : len(promised) + 1]
+        check_after(disk, disk.files.contents(), allowed)
+        check_after(disk, disk.files.after_power_cut(nothing, names=False), allowed)
+    assert raised > operations * 0.5  # the rest hit what SQLite may fail at without harm, such as tidying its log
+
+
+def test_a_full_disk_is_named():
+    """The message says which ledger, what failed and what to do."""
+    disk = SimDisk()
+    store = store_on(disk)
+    store.open()
+    store.begin(IDENTITY)
+    disk.fault = disk_full_from(0)
+    with pytest.raises(LedgerError, match="ledger sim: writing 1 records failed.*disk is full: make room") as caught:
+        store.commit([record_of([pulled(1)])])
+    assert isinstance(caught.value.__cause__, OSError | apsw.FullError)
+    store.close()
+
+
+def test_a_full_disk_is_named_when_a_segment_does_not_fit():
+    disk = SimDisk()
+    store = store_on(disk)
+    store.open()
+    store.begin(IDENTITY)
+    (first, *_) = story()
+    store.commit([record_of(events) for events in first])
+    disk.fault = disk_full_from(0)
+    with pytest.raises(LedgerError, match="make room") as caught:
+        store.commit([record_of([pulled(7)])])
+    assert isinstance(caught.value.__cause__, OSError)
+    assert getattr(caught.value.__cause__, "errno", None) in (errno.ENOSPC, None)
+    store.close()
