@@ -43,3 +43,17 @@ from ._engine import open_rollout_engine as open_rollout_engine
 from ._ports import Ports as Ports
 from ._rollout import SingleTurn as SingleTurn
 from ._weights import WeightUpdate as WeightUpdate
+from .abc import Drop as Drop
+from .abc import Keep as Keep
+from .ledger import open_ledger as open_ledger
+from .rewards import exact_match as exact_match
+from .rewards import in_process as in_process
+from .rewards import in_thread as in_thread
+from .rewards import open_scorer_processes as open_scorer_processes
+from .rewards import regex_reward as regex_reward
+from .sglang import ServerSettings as ServerSettings
+from .sglang import SGLangServers as SGLangServers
+from .sglang import open_sglang_servers as open_sglang_servers
+from .sources import IterableSource as IterableSource
+from .sources import JsonlSource as JsonlSource
+from .sources import TaskSource as TaskSource
