@@ -17,7 +17,6 @@ from rich.text import Text
 from ._progress import Progress, live_rows, plain_line
 
 LIVE_EVERY_S = 0.25
-PLAIN_EVERY_S = 10.0
 
 
 class Display(Protocol):
@@ -43,7 +42,7 @@ class PlainDisplay:
     """One line each time; also what is said goes out as it is."""
 
     console: Console
-    every_s: float = PLAIN_EVERY_S
+    every_s: float
 
     def show(self, progress: Progress) -> None:
         """Print the progress as one line."""
@@ -111,12 +110,12 @@ class Screen:
 
 
 @contextmanager
-def open_display(console: Console, *, title: str, quiet: bool, progress: bool) -> Generator[Display]:
+def open_display(console: Console, *, title: str, progress: bool, plain_every_s: float) -> Generator[Display]:
     """The display that fits the console and the options; the terminal is as it was on leaving."""
-    if quiet or not progress:
+    if not progress:
         yield QuietDisplay(console)
     elif not console.is_terminal:
-        yield PlainDisplay(console)
+        yield PlainDisplay(console, plain_every_s)
     else:
         with Live(console=console, auto_refresh=False, transient=True) as live:
             yield LiveDisplay(live, title)

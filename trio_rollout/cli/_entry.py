@@ -6,7 +6,11 @@ from typing import Any
 import click
 
 from ..errors import RolloutError, SettingsError
+from ._export import export
+from ._inspect import inspect
 from ._outcome import ExitStatus
+from ._run_command import run
+from ._tiny_server import tiny_server
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
@@ -64,7 +68,11 @@ class Commands(click.Group):
             raise reported from error
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=Commands,
+    commands=[run, export, inspect, tiny_server],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(package_name="trio-rollout", prog_name="trio-rollout")
 def main() -> None:
     """Rollouts for reinforcement learning of language models: run them, look at them, export them."""

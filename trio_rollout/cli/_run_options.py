@@ -32,6 +32,7 @@ class RunOptions:
     router: str | None
     tokenizer: str | None
     vocab_size: int | None
+    api_key: str | None = attrs.field(repr=False)
     reward: str | None
     generate: str | None
     samples: int
@@ -48,6 +49,7 @@ class RunOptions:
     failure_budget: int
     grace: float
     out: Path
+    progress_every: float
     quiet: bool
     no_progress: bool
 
@@ -73,13 +75,17 @@ _INPUT = (
         help="In place of --prompts: so many generated tasks of this reasoning-gym data set; its own verifier is the "
         "reward unless --reward is given. Needs the extra 'tasks'.",
     ),
-    _option("--task-seed", type=int, default=0, help="Seed of the generated tasks."),
+    _option("--task-seed", type=click.IntRange(min=0), default=0, help="Seed of the generated tasks."),
     _option("--prompt-key", default="prompt", metavar="KEY", help="Key of the prompt in each object."),
     _option("--label-key", default="label", metavar="KEY", help="Key of the label, which the reward gets to see."),
     _option("--metadata-key", default="metadata", metavar="KEY", help="Key of the metadata, an object."),
     _option("--id-key", metavar="KEY", help="Key of a unique id. Without it the line number is the id."),
     _option("--epochs", type=_COUNT, default=1, help="How many times to go through the prompts."),
-    _option("--shuffle-seed", type=int, help="Shuffle the prompts of each epoch, repeatably. Without it: file order."),
+    _option(
+        "--shuffle-seed",
+        type=click.IntRange(min=0),
+        help="Shuffle the prompts of each epoch, repeatably. Without it: file order.",
+    ),
 )
 
 _SERVERS = (
@@ -102,6 +108,13 @@ _SERVERS = (
         "--vocab-size",
         type=_COUNT,
         help="Token ids at or above it are refused before they are sent. Without it the server's model is asked.",
+    ),
+    _option(
+        "--api-key",
+        envvar="TRIO_ROLLOUT_API_KEY",
+        show_envvar=True,
+        metavar="KEY",
+        help="Sent to the servers as a bearer token. Better given in the environment: a command line can be read.",
     ),
 )
 
@@ -197,6 +210,13 @@ _OUTPUT = (
         required=True,
         metavar="DIR",
         help="The folder for the results. With one that has results of the same run, only what is missing is done.",
+    ),
+    _option(
+        "--progress-every",
+        type=click.FloatRange(min=0, min_open=True),
+        default=10.0,
+        metavar="SECONDS",
+        help="Where the output is no terminal: time between two lines of progress.",
     ),
     _option("--quiet", is_flag=True, help="Print only errors and what was not done."),
     _option("--no-progress", is_flag=True, help="Print no progress, only the summary at the end."),

@@ -1,0 +1,170 @@
+"""``trio-rollout run`` from its beginning to its end, in processes of its own, against tiny servers."""
+
+import json
+import signal
+from functools import partial
+
+import pytest
+
+from ._commands import command, started, tiny_server, write_jsonl
+
+SCRIPT = {"rules": [{"matches": "double (\\d+)", "answer": "{1}{1}"}, {"contains": "say no", "answer": "no"}]}
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory):
+    """The URL of a tiny server that doubles digits and says no."""
+    script = tmp_path_factory.mktemp("server") / "script.json"
+    script.write_text(json.dumps(SCRIPT))
+    with tiny_server("--script", script) as (url, _):
+        yield url
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    """Six prompts whose label is what the server answers, but for the last one."""
+    records = [{"prompt": f"double {n}", "label": f"{n}{n}"} for n in range(5)]
+    return write_jsonl(tmp_path / "prompts.jsonl", [*records, {"prompt": "say no", "label": "yes"}])
+
+
+@pytest.fixture
+def run(prompts, tmp_path):
+    """Runs the prompts into the folder ``out``; further arguments are appended."""
+    return partial(command, "run", "--prompts", prompts, "--out", tmp_path / "out", "--samples", 2)
+
+
+def exported(directory):
+    """The groups of a folder, by prompt id."""
+    ended = command("export", directory, "--format", "jsonl")
+    assert ended.status == 0, ended.err
+    groups = [json.loads(line) for line in ended.out.splitlines()]
+    return {group["prompt"]["id"]: group for group in groups}
+
+
+def test_every_group_is_scored_and_a_second_run_makes_none_again(run, scripted, tmp_path):
+    first = run("--server", scripted, "--reward", "exact_match")
+
+    assert first.status == 0, first.out + first.err
+    assert any("groups scored" in line and "6 of 6" in line for line in first.lines)
+    assert any("mean reward in this run" in line and "0.8333" in line for line in first.lines)
+    groups = exported(tmp_path / "out")
+    rewards = {name: [row["reward"] for row in group["trajectories"]] for name, group in groups.items()}
+    assert rewards == {str(n): [1.0, 1.0] for n in range(5)} | {"5": [0.0, 0.0]}
+    assert groups["3"]["trajectories"][0]["segments"][0]["text"] == "33"
+
+    again = run("--server", scripted, "--reward", "exact_match")
+
+    assert again.status == 0, again.out + again.err
+    assert any("rollouts in this run" in line and line.strip("│ ").endswith(" 0") for line in again.lines)
+    assert exported(tmp_path / "out") == groups
+
+
+def test_without_a_server_a_tiny_one_is_started_and_ends_with_the_run(run):
+    ended = run("--max-new-tokens", 4, "--reward", "regex:.")
+
+    assert ended.status == 0, ended.out + ended.err
+    assert any("no --server given" in line for line in ended.lines)
+
+
+def test_options_come_from_a_file(prompts, scripted, tmp_path):
+    config = tmp_path / "run.toml"
+    config.write_text(
+        f'prompts = "{prompts}"\nserver = "{scripted}"\nout = "{tmp_path / "out"}"\nsamples = 3\nno_progress = true\n'
+    )
+
+    ended = command("run", "--config", config, "--samples", 1)
+
+    assert ended.status == 0, ended.out + ended.err
+    assert all(len(group["trajectories"]) == 1 for group in exported(tmp_path / "out").values())
+
+
+def test_groups_that_are_given_up_are_listed(run, scripted, tmp_path):
+    (tmp_path / "judge.py").write_text(
+        "def judge(trajectory):\n    return float('nan') if trajectory.text == 'no' else 1.0\n"
+    )
+
+    ended = run("--server", scripted, "--reward", "judge:judge", "--max-attempts", 2, cwd=tmp_path)
+
+    assert ended.status == 3, ended.out + ended.err
+    assert any("groups scored" in line and "5 of 6" in line for line in ended.lines)
+    assert [line for line in ended.lines if line.startswith("quarantined 0/5: error after 2 attempts: RewardError:")]
+    assert sorted(exported(tmp_path / "out")) == ["0", "1", "2", "3", "4"]
+
+
+def test_the_results_of_another_run_are_left_alone(run, scripted, results):
+    before = command("export", results).out
+
+    ended = run("--server", scripted, "--out", results)
+
+    assert ended.status == 1
+    assert "five prompts" in ended.err
+    assert len(ended.err.splitlines()) == 1
+    assert command("export", results).out == before
+
+
+@pytest.fixture
+def slow():
+    """A tiny server whose answer of 20 tokens takes a second."""
+    with tiny_server("--step-delay", 0.05) as (url, process):
+        yield url, process
+
+
+@pytest.fixture
+def slow_run(prompts, tmp_path):
+    """The arguments of a run with one group at a time, a second each."""
+    return [
+        *("run", "--prompts", prompts, "--out", tmp_path / "out", "--samples", 2, "--max-running", 2),
+        *("--max-new-tokens", 20, "--reward", "regex:", "--progress-every", 0.05),
+    ]
+
+
+def test_ctrl_c_drains_and_the_next_run_does_the_rest(slow, slow_run, scripted, tmp_path):
+    with started(*slow_run, "--server", slow[0]) as running:
+        running.read_until("2 rollouts running")
+        running.signal(signal.SIGINT)
+        running.read_until("draining")
+        ended = running.end()
+
+    assert ended.status == 130, ended.out + ended.err
+    assert ended.lines[-1].startswith("drained: 5 of 6 groups are left undone; run the same command again")
+    (kept,) = exported(tmp_path / "out").values()
+
+    again = command(*slow_run, "--server", scripted)
+
+    assert again.status == 0, again.out + again.err
+    groups = exported(tmp_path / "out")
+    assert len(groups) == 6
+    assert groups[kept["prompt"]["id"]] == kept
+
+
+def test_a_second_ctrl_c_cancels(slow, slow_run, tmp_path):
+    with started(*slow_run, "--server", slow[0], "--max-new-tokens", 100_000) as running:
+        running.read_until("2 rollouts running")
+        running.signal(signal.SIGINT)
+        running.read_until("draining")
+        running.signal(signal.SIGINT)
+        ended = running.end()
+
+    assert ended.status == 130, ended.out + ended.err
+    assert ended.lines[-1].startswith("cancelled: 6 of 6 groups are left undone")
+    assert exported(tmp_path / "out") == {}
+
+
+def test_when_a_server_dies_the_others_go_on(slow, slow_run, scripted, tmp_path):
+    url, process = slow
+    with started(*slow_run, "--server", url, "--server", scripted, "--max-running", 12) as running:
+        running.read_until("rollouts running")
+        process.signal(signal.SIGKILL)
+        ended = running.end()
+
+    assert ended.status == 0, ended.out + ended.err
+    assert len(exported(tmp_path / "out")) == 6
+
+
+def test_usr1_shows_the_task_tree(slow, slow_run):
+    with started(*slow_run, "--server", slow[0]) as running:
+        running.read_until("2 rollouts running")
+        running.signal(signal.SIGUSR1)
+        running.read_until("_Run.consume")
+        running.signal(signal.SIGTERM)
+        assert running.end().status == 130

@@ -1,0 +1,59 @@
+"""From the options of ``run`` to what the engine takes: generate function, reward, settings, servers."""
+
+from .. import SingleTurn
+from .._core.sampling import SamplingParams
+from .._core.settings import Deadlines, EngineSettings, Retry
+from ..abc import Generate, Reward, Source
+from ..sources import TaskSource
+from ._names import resolve_generate, resolve_reward
+from ._run_options import RunOptions
+from ._servers import ServerChoice
+
+
+def servers_of(options: RunOptions) -> ServerChoice:
+    """The servers that the options name."""
+    return ServerChoice(
+        urls=tuple(dict.fromkeys(options.server)),
+        router=options.router,
+        tokenizer=options.tokenizer,
+        vocab_size=options.vocab_size,
+        api_key=options.api_key,
+    )
+
+
+def reward_of(options: RunOptions, source: Source) -> Reward:
+    """The reward that the options name; by default the tasks' own verifier, else ``exact_match``."""
+    if options.reward is None and isinstance(source, TaskSource):
+        return source.reward
+    return resolve_reward(options.reward or "exact_match")
+
+
+def generate_of(options: RunOptions) -> Generate:
+    """The generate function: one turn, or the user's own, with the sampling of the options."""
+    sampling = SamplingParams(
+        max_new_tokens=options.max_new_tokens,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        stop=options.stop,
+    )
+    if options.generate is None:
+        return SingleTurn(sampling)
+    return resolve_generate(options.generate, sampling)
+
+
+def settings_of(options: RunOptions) -> EngineSettings:
+    """The engine's settings.
+
+    Raises:
+      SettingsError: a value is out of its range.
+
+    """
+    usual = EngineSettings()
+    return EngineSettings(
+        samples_per_prompt=options.samples,
+        max_running=max(usual.max_running, options.samples) if options.max_running is None else options.max_running,
+        deadlines=Deadlines(group=options.group_deadline, turn=options.turn_deadline, reward=options.reward_deadline),
+        retry=Retry(max_attempts=options.max_attempts),
+        failure_budget=options.failure_budget,
+    )

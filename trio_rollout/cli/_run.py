@@ -1,0 +1,119 @@
+"""One run on the command line: servers, ledger and engine around a loop that takes and acks every finished group.
+
+Its tasks live in one nursery inside the engine: the loop, the progress display, and the watchers of signals. The loop's end
+is the run's end.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import attrs
+import trio
+
+from .. import EngineSettings, RolloutEngine, open_rollout_engine
+from .._backoff import wait_s
+from ..abc import Generate, Reward
+from ..errors import EndOfData, EngineClosed
+from ..ledger import open_ledger
+from ..observe import task_tree
+from ._display import Screen
+from ._outcome import Ending, Outcome
+from ._progress import Meter
+from ._servers import ServerChoice, open_servers
+from ._signals import open_tree_on_usr1, stop_on_interrupt
+from ._sources import CliSource, checked_total
+from ._tally import RewardTally
+
+MAX_BATCH = 64
+"""Most groups that are acked in one write."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Run:
+    """What the tasks of one run share."""
+
+    engine: RolloutEngine
+    meter: Meter
+    screen: Screen
+    tally: RewardTally = attrs.field(factory=RewardTally)
+
+    async def show_progress(self) -> None:
+        """Show the progress at the display's own pace, until cancelled."""
+        while True:
+            now = trio.current_time()
+            await self.screen.show(self.meter.progress(self.engine.statistics(), now=now, rewards=self.tally.means()))
+            await wait_s(self.screen.every_s)
+
+    async def consume(self) -> Ending:
+        """Take and ack groups until there are no more."""
+        while True:
+            ready = self.engine.statistics().ready  # never wait for more than is there: a group is safe once acked
+            try:
+                batch = await self.engine.next_batch(max(1, min(MAX_BATCH, ready)))
+            except EndOfData:
+                return Ending.FINISHED
+            except EngineClosed:
+                return Ending.DRAINED
+            await batch.ack()
+            self.tally.add(batch.groups)
+
+
+async def _until_the_end(run: _Run, *, grace: float, cancel: Callable[[], None]) -> Ending:
+    """The loop, with the display and the watcher of interrupts beside it."""
+    async with trio.open_nursery() as nursery:
+        drain = partial(run.engine.drain, grace=grace)
+        await nursery.start(partial(stop_on_interrupt, drain, cancel, say=run.screen.say))
+        nursery.start_soon(run.show_progress)
+        ending = await run.consume()
+        nursery.cancel_scope.cancel("the run is over")
+    return ending
+
+
+async def run_job(
+    source: CliSource,
+    generate: Generate,
+    *,
+    reward: Reward,
+    servers: ServerChoice,
+    settings: EngineSettings,
+    out: Path,
+    grace: float,
+    screen: Screen,
+) -> Outcome:
+    """Produce every group of the source, scored, in the ledger at ``out``; what it has already is not made again.
+
+    Blocks until the source has ended or an interrupt has drained the engine. Cancelled, the running groups are cancelled
+    and stay to be done in the ledger.
+
+    Raises:
+      RolloutError: the run failed; what was finished before is in the ledger.
+
+    """
+    begun = trio.current_time()
+    total = await checked_total(source, tokenizer=servers.tokenizer)
+    ending = Ending.CANCELLED
+    # Around everything: only a body that is left by Cancelled makes the engine leave without a grace.
+    with trio.CancelScope() as everything:
+        async with (
+            open_tree_on_usr1(task_tree, say=screen.say),
+            open_servers(servers, say=screen.say) as client,
+            open_ledger(out, keep_acked=True) as ledger,
+            open_rollout_engine(
+                source, generate, servers=client, reward=reward, ledger=ledger, settings=settings
+            ) as engine,
+        ):
+            run = _Run(engine=engine, meter=Meter(total=total), screen=screen)
+            ending = await _until_the_end(run, grace=grace, cancel=everything.cancel)
+    counts = engine.statistics()
+    return Outcome(
+        ending=ending,
+        statistics=counts,
+        quarantined=tuple(engine.quarantined()),
+        total=total,
+        rollouts=run.tally.rollouts,
+        tokens=counts.generated_tokens,
+        rewards=run.tally.means(),
+        elapsed_s=trio.current_time() - begun,
+        out=out,
+    )

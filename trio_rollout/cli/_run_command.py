@@ -1,0 +1,70 @@
+"""``trio-rollout run``: the options in, a run, an exit status out."""
+
+from functools import partial
+from typing import Any
+
+import click
+import trio
+from rich.console import Console
+
+from ._config import config_option
+from ._display import Screen, open_display
+from ._job import generate_of, reward_of, servers_of, settings_of
+from ._outcome import ExitStatus, Outcome, closing_lines, exit_status, summary
+from ._run import run_job
+from ._run_options import RunOptions, run_options
+from ._sources import source_of
+
+_EPILOG = """\b
+Exit status: 0 every group is scored; 1 the run failed; 2 wrong usage; 3 some groups were given up (they are
+listed); 130 ended by Ctrl-C. SIGUSR1 shows what every task is doing.
+"""
+
+
+def _report(console: Console, outcome: Outcome, *, quiet: bool) -> None:
+    if not quiet:
+        console.print(summary(outcome))
+    for line in closing_lines(outcome):
+        click.echo(line)
+
+
+def execute(options: RunOptions) -> ExitStatus:
+    """Run what the options say and print what came of it.
+
+    Raises:
+      RolloutError: the run failed.
+      click.UsageError: the options contradict each other or name something that is not there.
+
+    """
+    source = source_of(options)
+    job = partial(
+        run_job,
+        source,
+        generate_of(options),
+        reward=reward_of(options, source),
+        servers=servers_of(options),
+        settings=settings_of(options),
+        out=options.out,
+        grace=options.grace,
+    )
+    console = Console()
+    progress = not (options.quiet or options.no_progress)
+    with open_display(
+        console, title=str(options.out), progress=progress, plain_every_s=options.progress_every
+    ) as display:
+        outcome = trio.run(partial(job, screen=Screen(display)), strict_exception_groups=True)
+    _report(console, outcome, quiet=options.quiet)
+    return exit_status(outcome)
+
+
+@click.command("run", epilog=_EPILOG)
+@config_option
+@run_options
+@click.pass_context
+def run(context: click.Context, /, **options: Any) -> None:
+    """Produce every group of a prompt file, scored, in a folder.
+
+    Each prompt gets --samples rollouts; they are its group. Finished groups are written to --out as they come, and a second
+    run with the same folder makes only what is missing. Read them with "export" and "inspect".
+    """
+    context.exit(execute(RunOptions(**options)))
