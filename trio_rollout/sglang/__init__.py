@@ -3,3 +3,5 @@
 from ._servers import SGLangServers as SGLangServers
 from ._servers import open_sglang_servers as open_sglang_servers
 from ._settings import ServerSettings as ServerSettings
+
+__all__ = ["SGLangServers", "ServerSettings", "open_sglang_servers"]

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Generic, TypeVar
 
 import attrs
-import httpx
+import httpx  # noqa: ASYNC127  the client users have
 import trio
 
 from ..errors import ServerError, ServerLost

@@ -3,7 +3,7 @@
 from typing import final
 
 import attrs
-import httpx
+import httpx  # noqa: ASYNC127  the client users have
 import trio
 
 from ._aborts import AbortLane

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, final
@@ -210,24 +211,14 @@ async def open_sglang_servers(
       ServerError: names each server that can't be reached or does not speak SGLang, with what it said.
 
     """
-    known = list(urls) if not isinstance(urls, str) else urls
     if router is not None:
-        known = [*known, *await discover(router, settings, connect)]
+        urls = [*urls, *await discover(router, settings, connect)]
     loaded = await run_sync(load_tokenizer, tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
-    servers = servers_of(known, settings, connect)
+    servers = servers_of(urls, settings, connect)
     try:
-        infos = await meet(servers, settings)
-        fleet = Fleet(
-            servers=servers,
-            settings=settings,
-            ports=ports if ports is not None else Ports(),
-            vocab_size=await vocab_size_of(infos, settings, run_sync),
-        )
-
-        async def serve(*, task_status: trio.TaskStatus[None]) -> None:
-            await _serve(fleet, task_status=task_status)
-
-        async with open_service(serve, lambda _value, _error: _leave(fleet)):
+        vocab_size = await vocab_size_of(await meet(servers, settings), settings, run_sync)
+        fleet = Fleet(servers, settings, ports if ports is not None else Ports(), vocab_size)
+        async with open_service(partial(_serve, fleet), lambda _value, _error: _leave(fleet)):
             yield SGLangServers(fleet=fleet, tokenizer=loaded, abort_s=settings.abort, control_s=settings.control)
     finally:
         for server in servers:

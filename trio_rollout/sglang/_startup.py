@@ -52,7 +52,7 @@ async def discover(router: str, settings: ServerSettings, connect: Connector) ->
 
 def servers_of(urls: Sequence[str], settings: ServerSettings, connect: Connector) -> Sequence[Server]:
     """The servers behind these URLs; the same URL twice is one server."""
-    if isinstance(urls, str):
+    if isinstance(urls, str):  # a string is a sequence of one-letter URLs
         raise SettingsError(f"urls: got the string {urls!r}, allowed: a sequence of URLs")
     addresses = {address.url: address for address in map(parse_url, urls)}
     if not addresses:

@@ -112,7 +112,7 @@ class Exchange:
                 raise self._failure
             try:
                 await self._connection.wait_readable()
-            except trio.Cancelled:  # raised again unless the answer is there; the caller's next checkpoint sees it then
+            except trio.Cancelled:  # noqa: ASYNC103  if the answer is there, the caller's next checkpoint raises it
                 response = self._receive_now()
                 if response is None:
                     raise

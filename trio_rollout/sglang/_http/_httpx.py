@@ -5,7 +5,7 @@ One origin per transport. The whole answer is read before it is returned, so nob
 
 from typing import final
 
-import httpx
+import httpx  # noqa: ASYNC127  the client users have
 
 from ._connection import BadResponse, ConnectionBroken, NotConnected
 from ._pool import Pool

@@ -3,6 +3,7 @@
 Not trio's SocketStream: that costs a lock, a conflict detector and a checkpoint per call, and it can't say "nothing yet".
 """
 
+import errno
 import os
 import socket
 from typing import final
@@ -55,18 +56,13 @@ class SocketConnection:
 
 
 async def _finish_connect(sock: socket.socket, where: tuple[object, ...] | str) -> None:
-    while True:
-        try:
-            sock.connect(where)
-        except BlockingIOError:
-            if sock.family == socket.AF_UNIX:
-                await wait_s(_UNIX_RETRY_S)
-                continue
-            await trio.lowlevel.wait_writable(sock)
-            error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if error:
-                raise OSError(error, os.strerror(error)) from None
-        break
+    while (error := sock.connect_ex(where)) == errno.EAGAIN and sock.family == socket.AF_UNIX:
+        await wait_s(_UNIX_RETRY_S)
+    if error in {errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EINTR}:
+        await trio.lowlevel.wait_writable(sock)
+        error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if error:
+        raise OSError(error, os.strerror(error))
     # A closed port in the ephemeral range can be connected to itself; that is nobody's server.
     if sock.family != socket.AF_UNIX and sock.getsockname() == sock.getpeername():
         raise ConnectionRefusedError("connected to itself: nobody listens there")
