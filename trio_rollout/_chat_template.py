@@ -28,10 +28,15 @@ class _Generation(jinja2.ext.Extension):
 
     tags = {"generation"}  # ruff: ignore[mutable-class-default]  jinja2's own declaration is an instance variable
 
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node | list[jinja2.nodes.Node]:  # ruff: ignore[no-self-use]  overrides
-        """The body of the block, as it is."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        """The block as a call, like transformers has it: what is set inside is not seen outside."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_as_it_is"), [], [], body).set_lineno(line)
+
+    @staticmethod
+    def _as_it_is(caller: Callable[[], str]) -> str:
+        return caller()
 
 
 def _raise_exception(message: str) -> Never:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, final
 
 import attrs
+import msgspec
 import tokenizers
 
 from ._chat_template import ChatTemplate, Clock, local_time
@@ -16,6 +17,7 @@ from .errors import RequestRejected, SettingsError
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
+SPECIAL_FILE = "special_tokens_map.json"
 TEMPLATE_FILE = "chat_template.jinja"
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -101,7 +103,7 @@ def load_tokenizer(path: str | Path, *, now: Clock = local_time) -> Tokenizer:
         raise SettingsError(f"tokenizer: got {str(path)!r}, allowed: a folder with {TOKENIZER_FILE}, or such a file")
     backend = _load_backend(file)
     config = _read_json(file.with_name(CONFIG_FILE))
-    special = _special_tokens(config)
+    special = _special_tokens(_read_json(file.with_name(SPECIAL_FILE)), config)
     eos = special.get("eos_token")
     return Tokenizer(
         path=given,
@@ -132,21 +134,31 @@ def _load_template(
     template = config.get("chat_template")
     if template is None:
         return None
-    if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-    else:
-        named = {"default": template}
-    return ChatTemplate.compiled(named, special=special, now=now, origin=str(folder / CONFIG_FILE))
+    return ChatTemplate.compiled(_named(template, folder), special=special, now=now, origin=str(folder / CONFIG_FILE))
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Named special tokens as text: the configuration has them as strings or as objects with ``content``."""
+def _named(template: Any, folder: Path) -> dict[str, str]:
+    """A configuration holds one template, or several as a list of names and templates."""
+    entries = [{"name": "default", "template": template}] if isinstance(template, str) else template
+    try:
+        return msgspec.convert({entry["name"]: entry["template"] for entry in entries}, dict[str, str])
+    except (TypeError, KeyError, msgspec.ValidationError) as error:
+        raise SettingsError(
+            f"tokenizer: 'chat_template' of {folder / CONFIG_FILE} must be a text, or a list of objects with 'name' and "
+            f"'template', got {template!r:.200}"
+        ) from error
+
+
+def _special_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
+    """Named special tokens as text, a later file wins: each is a string, or an object with ``content``."""
     found: dict[str, str] = {}
-    for name in _SPECIAL_TOKENS:
-        value = config.get(name)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            found[name] = text
+    for config in configs:
+        extra = config.get("extra_special_tokens")  # a model's own: image_token, say
+        named = {name: config.get(name) for name in _SPECIAL_TOKENS} | (extra if isinstance(extra, dict) else {})
+        for name, value in named.items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                found[name] = text
     return found
 
 
