@@ -1,0 +1,180 @@
+"""A whole engine drawn from a seed: faults, windows, a slow consumer, filters, drains; checked between any two steps."""
+
+import random
+
+import attrs
+import trio
+
+from trio_rollout import (
+    Cause,
+    Deadlines,
+    Drop,
+    EngineSettings,
+    Keep,
+    PauseMode,
+    Ports,
+    Retry,
+    SamplingParams,
+    SingleTurn,
+    open_rollout_engine,
+)
+from trio_rollout.errors import EndOfData, EngineClosed, RolloutError, ServerLost
+from trio_rollout.sources import IterableSource
+from trio_rollout.testing import HANG, Fail, FakeServers, Say, prompts
+
+FAULTS = {
+    "lost": lambda rng: Fail(ServerLost("reset"), rng.uniform(0, 3)),
+    "error": lambda rng: Fail(ValueError("broken"), rng.uniform(0, 3)),
+    "hang": lambda rng: HANG,
+}
+
+
+class Conserved(trio.abc.Instrument):
+    """Invariant 1 and 2: every group in exactly one state, slots within their bounds, at every step."""
+
+    def __init__(self):
+        self.engine, self.steps = None, 0
+
+    def before_task_step(self, task):
+        if self.engine is None:
+            return
+        self.steps += 1
+        now = self.engine.statistics()
+        assert now.in_exactly_one_state, now
+        assert 0 <= now.running_rollouts <= now.max_running, now
+        assert now.running_rollouts <= now.running * 4, now
+        assert min(attrs.astuple(now, recurse=False, filter=lambda a, v: isinstance(v, int))) >= 0, now
+
+
+@attrs.define
+class Story:
+    """What happened: the ids that came out, where, and the last counts."""
+
+    count: int
+    delivered: list = attrs.field(factory=list)
+    returned: list = attrs.field(factory=list)
+    counts: object = None
+    causes: set = attrs.field(factory=set)
+    quarantined: list = attrs.field(factory=list)
+    failed: bool = False
+    drained: bool = False
+
+    def check(self):
+        """Each prompt pulled ended once, in one place."""
+        assert len(set(self.delivered)) == len(self.delivered)
+        settled = self.delivered + self.quarantined
+        assert len(set(settled)) == len(settled)
+        assert not set(settled) & set(self.returned)
+        now = self.counts
+        assert now.in_exactly_one_state
+        assert (now.running, now.running_rollouts) == (0, 0)
+        if not self.failed and not self.drained:
+            assert len(settled) + now.filtered == self.count
+
+
+class Noting:
+    """A source that notes what came back."""
+
+    def __init__(self, count, story):
+        self.inner, self.story = IterableSource(prompts(count)), story
+
+    async def take(self, count):
+        await trio.sleep(0.1)
+        return await self.inner.take(count)
+
+    async def give_back(self, prompts):
+        self.story.returned.extend(prompt.id for prompt in prompts)
+
+    def state(self):
+        return {}
+
+
+def draw_settings(rng):
+    return EngineSettings(
+        samples_per_prompt=rng.randint(1, 4),
+        max_running=rng.randint(4, 12),
+        max_ready=rng.randint(1, 6),
+        partial=rng.random() < 0.3,
+        deadlines=Deadlines(group=rng.choice([None, 20.0, 60.0]), turn=rng.choice([8.0, 15.0]), drain=15.0),
+        retry=Retry(max_attempts=rng.randint(2, 4), backoff_base=0.1, backoff_max=1.0),
+        failure_budget=50,
+    )
+
+
+async def live(seed, conserved, *, count=20):
+    """Run the world of this seed to its end and tell its story."""
+    rng = random.Random(seed)
+    story, rate, slow = Story(count), rng.choice([0.0, 0.1, 0.3]), rng.random() < 0.5
+
+    def plan(number, _):
+        if rng.random() < rate:
+            return FAULTS[rng.choice(list(FAULTS))](rng)
+        return Say(tokens=rng.randint(1, 8), seconds=rng.lognormvariate(0, 1))
+
+    async def reward(trajectory):
+        await trio.sleep(rng.uniform(0, 1))
+        if rng.random() < rate / 4:
+            raise RuntimeError("judge")
+        return rng.random()
+
+    async def group_filter(group):
+        return Drop("drawn") if rng.random() < 0.1 else Keep()
+
+    servers, source = FakeServers(plan=plan, ports=Ports(random.Random(seed))), Noting(count, story)
+    async with open_rollout_engine(
+        source,
+        SingleTurn(SamplingParams(max_new_tokens=8)),
+        servers=servers,
+        reward=reward,
+        group_filter=group_filter,
+        settings=draw_settings(rng),
+        ports=Ports(random.Random(seed)),
+    ) as engine:
+        conserved.engine = engine
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_update, engine, servers, rng)
+            if rng.random() < 0.3:
+                nursery.start_soon(_drain, engine, rng, story)
+            await _consume(engine, rng, slow, story)
+            nursery.cancel_scope.cancel()
+    story.counts = engine.statistics()
+    story.causes = {cause for cause, times in story.counts.requeues.items() if times}
+    story.quarantined = [report.id.prompt for report in engine.quarantined()]
+    assert servers.running == 0
+    return story
+
+
+async def _consume(engine, rng, slow, story):
+    while True:
+        if slow:
+            await trio.sleep(rng.uniform(0, 10))
+        with trio.move_on_after(rng.choice([1.0, 1e9])):
+            try:
+                batch = await engine.next_batch(rng.randint(1, 4))
+            except (EndOfData, EngineClosed):
+                return
+            except RolloutError:
+                story.failed = True
+                return
+            story.delivered.extend(group.prompt.id for group in batch.groups)
+            with trio.CancelScope(shield=True):
+                await batch.ack()
+
+
+async def _update(engine, servers, rng):
+    version = 0
+    while True:
+        await trio.sleep(rng.uniform(1, 10))
+        version += 1
+        async with engine.weight_update(version=version, mode=rng.choice(list(PauseMode))):
+            await trio.sleep(rng.uniform(0, 2))
+            servers.set_version(version)
+
+
+async def _drain(engine, rng, story):
+    await trio.sleep(rng.uniform(1, 20))
+    story.drained = True
+    await engine.drain(grace=rng.uniform(0, 5))
+
+
+ALL_CAUSES = {Cause.DEADLINE, Cause.ERROR, Cause.SERVER_LOST, Cause.WEIGHT_UPDATE}

@@ -1,0 +1,96 @@
+"""Evaluation beside production."""
+
+import pytest
+import trio
+
+from trio_rollout import Cause, PauseMode, SamplingParams, SingleTurn, Status
+from trio_rollout.errors import RolloutError
+from trio_rollout.sources import IterableSource
+from trio_rollout.testing import HANG, Fail, FakeServers, Say, prompts
+
+from .conftest import take_all, world
+
+
+def held_out(count):
+    return IterableSource(prompts(count, prefix="eval"))
+
+
+async def test_every_prompt_comes_back_in_order_and_training_counts_stay():
+    async with world(4) as w:
+        groups = await w.engine.evaluate(held_out(5), samples_per_prompt=3)
+        counts = w.engine.statistics()
+        assert [group.prompt.id for group in groups] == [f"eval{n}" for n in range(5)]
+        assert all(len(group.trajectories) == 3 for group in groups)
+        assert counts.pulled <= 4
+        assert len(await take_all(w.engine)) == 4
+
+
+async def test_it_runs_although_training_holds_every_slot():
+    """F066."""
+    plan = lambda _, prompt: Say() if prompt[1] == 9 else HANG
+    source = IterableSource([p for p in prompts(0)])
+    async with world(4, plan=plan) as w:
+        await trio.sleep(1)
+        from trio_rollout import Prompt
+
+        source = IterableSource([Prompt(id="e", input_ids=[1, 9, 9])])
+        (group,) = await w.engine.evaluate(source)
+        assert group.trajectories[0].status is Status.COMPLETED
+
+
+async def test_a_prompt_that_failed_for_good_is_failed_not_missing():
+    """F075."""
+    plan = lambda _, prompt: Fail(ValueError("bad")) if prompt[2] == 4 else Say()
+    async with world(0, plan=plan) as w:
+        groups = await w.engine.evaluate(held_out(3), samples_per_prompt=2)
+    assert [group.trajectories[0].status for group in groups] == [Status.COMPLETED, Status.FAILED, Status.COMPLETED]
+    assert groups[1].trajectories[1].error.message == "bad"
+
+
+@pytest.mark.parametrize("mode", list(PauseMode))
+async def test_a_window_restarts_what_it_interrupts(mode):
+    async with world(0, plan=lambda *_: Say(tokens=8, seconds=8)) as w, trio.open_nursery() as nursery:
+        found = []
+
+        async def evaluate():
+            found.extend(await w.engine.evaluate(held_out(2)))
+
+        nursery.start_soon(evaluate)
+        await trio.sleep(4)
+        async with w.engine.weight_update(version=1, mode=mode):
+            w.servers.set_version(1)
+    assert [(group.oldest_version, group.newest_version) for group in found] == [(1, 1)] * 2
+
+
+async def test_its_own_sampling():
+    seen = []
+
+    class Noting(FakeServers):
+        async def generate(self, input_ids, sampling, **more):
+            seen.append(sampling.temperature)
+            return await super().generate(input_ids, sampling, **more)
+
+    async with world(0, servers=Noting()) as w:
+        await w.engine.evaluate(held_out(1), SingleTurn(SamplingParams(temperature=0.0)))
+    assert seen == [0.0]
+
+
+async def test_it_hears_of_the_engines_failure():
+    plan = lambda _, prompt: HANG if prompt[1] == 9 else Fail(ValueError("all broken"), 1.0)
+    from trio_rollout import Prompt
+
+    async with world(20, plan=plan, failure_budget=2) as w:
+        with pytest.raises(RolloutError, match="all broken"):
+            await w.engine.evaluate(IterableSource([Prompt(id="e", input_ids=[1, 9, 9])]))
+
+
+async def test_cancelled_it_leaves_training_alone():
+    """F078."""
+    plan = lambda _, prompt: HANG if prompt[1] == 9 else Say()
+    from trio_rollout import Prompt
+
+    async with world(6, plan=plan) as w:
+        with trio.move_on_after(3):
+            await w.engine.evaluate(IterableSource([Prompt(id="e", input_ids=[1, 9, 9])]))
+        assert len(await take_all(w.engine)) == 6
+        assert w.engine.statistics().requeues[Cause.CANCELLED] == 0
