@@ -19,7 +19,6 @@ S = TypeVar("S")
 Scenario: TypeAlias = Callable[[Arm[S]], Awaitable[S]]
 Check: TypeAlias = Callable[[S, Point | None], object]
 
-_INTERRUPTS = {Inject.INTERRUPT, Inject.INTERRUPT_TASK}
 _LONGEST_BETWEEN = 8  # steps between the two cancellations of CANCEL_TWICE: most clean-ups are over after that many
 
 
@@ -75,7 +74,7 @@ def _plans(how: Inject, lives: dict[str, int], draw: random.Random) -> Iterator[
         raise ValueError("cancel_everywhere does not throw: use throw_everywhere")
     if how is Inject.CANCEL_TWICE and len(lives) == 1:
         raise ValueError(f"cancel_everywhere: cancelling twice needs two armed scopes, there is only {list(lives)}")
-    if how in _INTERRUPTS:  # a signal knows no scopes: the one that lives longest stands for all
+    if how is Inject.INTERRUPT:  # a signal knows no scopes: the one that lives longest stands for all
         lives = dict([max(lives.items(), key=operator.itemgetter(1))])
     for name, steps in lives.items():
         others = [other for other in lives if other != name]
@@ -89,26 +88,9 @@ def _try(sweeper: Sweeper[S], scenario: Scenario[S], plan: Plan) -> None:
     """One run with one injection, and its check."""
     injector = Injector(plan)
     arm: Arm[S] = Arm(injector.arm)
-    interrupt: BaseException | None = None
-
-    def run() -> S:
-        nonlocal interrupt
-        try:
-            return sweeper.once(lambda: scenario(arm), arm, (injector,))
-        except BaseException as error:  # noqa: ASYNC103, ASYNC104 - of a whole Trio run, outside of any
-            if plan.how not in _INTERRUPTS or not _is_interrupt(error):
-                raise
-            interrupt = error
-            return arm.kept()  # noqa: ASYNC104 - the same
-
     sweeper.attempt(
-        run,
-        lambda: Point(how=plan.how, step=plan.step, scope=plan.label, where=injector.where, error=interrupt),
+        lambda: sweeper.once(lambda: scenario(arm), arm, (injector,)),
+        lambda: Point(how=plan.how, step=plan.step, scope=plan.label, where=injector.where),
+        arm,
+        interrupts=plan.how is Inject.INTERRUPT,
     )
-
-
-def _is_interrupt(error: BaseException) -> bool:
-    """Whether it is a KeyboardInterrupt, or a group with nothing but such."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(_is_interrupt(inner) for inner in error.exceptions)
-    return isinstance(error, KeyboardInterrupt)

@@ -1,7 +1,7 @@
 """Does one thing to one run: before its k-th task step after a scope was armed, cancels or interrupts."""
 
 from collections.abc import Callable
-from typing import Generic, TypeVar, final
+from typing import TypeVar, final
 
 import attrs
 import trio
@@ -9,7 +9,7 @@ import trio
 from ..observe._frames import where
 from . import _scheduler as scheduler
 from ._points import Inject
-from ._sweeper import Sightings
+from ._sweeper import Notes
 
 S = TypeVar("S")
 
@@ -41,13 +41,12 @@ class Plan:
 
 
 @final
-class Arm(Sightings, Generic[S]):
+class Arm(Notes[S]):
     """What a scenario gets: it arms the scopes that are to be cancelled and reports what it has seen."""
 
     def __init__(self, arm: Callable[[trio.CancelScope, str], None]) -> None:
         super().__init__()
         self._arm = arm
-        self._kept: list[S] = []
 
     def __call__(self, scope: trio.CancelScope, name: str = "scope") -> None:
         """Arm ``scope``: each run cancels it before another one of the steps that follow.
@@ -55,17 +54,6 @@ class Arm(Sightings, Generic[S]):
         A name that is used again in the same run is numbered: ``name``, ``name#2``, ...
         """
         self._arm(scope, name)
-
-    def keep(self, state: S) -> S:
-        """Give the check this state even if an interrupt ends the scenario, so that it returns none."""
-        self._kept.append(state)
-        return state
-
-    def kept(self) -> S:
-        """What was kept last."""
-        if not self._kept:
-            raise AssertionError("KeyboardInterrupt ended the scenario, and arm.keep(state) had not been called")
-        return self._kept[-1]
 
 
 @final
@@ -103,19 +91,16 @@ class Injector(trio.abc.Instrument):
             self._cancel(plan.then[0])
         elif not self.where and (armed := self.armed.get(plan.name)) and self._steps - armed.since == plan.step:
             self.where = where(task)
-            self._inject(plan, task)
+            self._inject(plan)
 
     def _note_ends(self) -> None:
         for armed in self.armed.values():
             if armed.steps is None and scheduler.scope_is_over(armed.scope):
                 armed.steps = self._steps - 1 - armed.since
 
-    def _inject(self, plan: Plan, task: trio.lowlevel.Task) -> None:
+    def _inject(self, plan: Plan) -> None:
         if plan.how is Inject.INTERRUPT:
             scheduler.interrupt()
-        elif plan.how is Inject.INTERRUPT_TASK:
-            if scheduler.is_user_task(task):
-                scheduler.throw_on_next_step(task, KeyboardInterrupt(f"injected at step {plan.step}"))
         else:
             self._cancel(plan.name)
             if plan.then is not None:

@@ -19,8 +19,8 @@ from ._trace import StepTrace
 
 _UNSHIELD, _THROW, _ABANDON = 1, 2, 4
 """Stages of invariant 2, after the cancellation."""
-_GRACE_STEPS = 10_000
-"""Steps that a stopped run gets for each stage of invariant 2. A clean-up of the largest worlds takes about 2000."""
+_GRACE_STEPS = 5_000
+"""Steps that a stopped run gets for each stage of invariant 2: enough to abort what some hundred rollouts have in flight."""
 
 
 class _Ended(BaseException):

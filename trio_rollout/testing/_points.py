@@ -19,8 +19,6 @@ class Inject(enum.Enum):
     """One armed scope is cancelled before the step, another one some steps later, while the first is being left."""
     INTERRUPT = "interrupt"
     """Ctrl-C while Trio or protected code runs: the main task gets KeyboardInterrupt at its next checkpoint."""
-    INTERRUPT_TASK = "interrupt task"
-    """Ctrl-C while user code runs: KeyboardInterrupt is raised inside the task whose step it is."""
     THROW = "throw"
     """An exception is raised at one await of a user's callback."""
 
@@ -38,7 +36,7 @@ class Point:
     where: str = ""
     """``task @ function:line``: what was about to run."""
     error: BaseException | None = attrs.field(default=None, eq=False)
-    """What the scenario raised in consequence, for the kinds where it may (interrupts)."""
+    """The KeyboardInterrupt that ended the scenario, if one did."""
 
     def __str__(self) -> str:
         scope = f" {self.scope}" if self.scope else ""

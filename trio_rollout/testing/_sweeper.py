@@ -13,15 +13,27 @@ from ._simrun import sim_run
 S = TypeVar("S")
 
 
-@attrs.define(eq=False, repr=False)
-class Sightings:
-    """Counts the interesting states that a scenario came through."""
+class Notes(Generic[S]):
+    """What a scenario can tell the sweep while it runs."""
 
-    seen: dict[str, int] = attrs.field(factory=dict, init=False)
+    def __init__(self) -> None:
+        self.seen: dict[str, int] = {}
+        self._kept: list[S] = []
 
     def sometimes(self, name: str, happened: object = True) -> None:  # ruff: ignore[boolean-default-value-positional-argument]
         """Count an interesting state, for ``Sweep.require``: a sweep that never met it has proved nothing about it."""
         self.seen[name] = self.seen.get(name, 0) + bool(happened)
+
+    def keep(self, state: S) -> S:
+        """Give the check this state even if a KeyboardInterrupt ends the scenario, so that it returns none."""
+        self._kept.append(state)
+        return state
+
+    def kept(self) -> S:
+        """What was kept last."""
+        if not self._kept:
+            raise AssertionError("KeyboardInterrupt ended the scenario, which had kept no state (keep(state))")
+        return self._kept[-1]
 
 
 @final
@@ -40,7 +52,7 @@ class Sweeper(Generic[S]):
     _started: float = attrs.field(factory=time.perf_counter, init=False)
 
     def once(
-        self, main: Callable[[], Awaitable[S]], sightings: Sightings, instruments: Sequence[trio.abc.Instrument] = ()
+        self, main: Callable[[], Awaitable[S]], notes: Notes[S], instruments: Sequence[trio.abc.Instrument] = ()
     ) -> S:
         """One seeded run; what it has seen is counted however it ends."""
         try:
@@ -53,20 +65,29 @@ class Sweeper(Generic[S]):
                 instruments=instruments,
             ).value
         finally:
-            for name, count in sightings.seen.items():
+            for name, count in notes.seen.items():
                 self._sometimes[name] = self._sometimes.get(name, 0) + count
 
-    def attempt(self, run: Callable[[], S], point: Callable[[], Point]) -> None:
-        """One run with something injected, and its check; what goes wrong is this point's failure."""
+    def attempt(self, run: Callable[[], S], point: Callable[[], Point], notes: Notes[S], *, interrupts: bool) -> None:
+        """One run with something injected, and its check; what goes wrong is this point's failure.
+
+        With ``interrupts`` the run may end by a KeyboardInterrupt: it was injected.
+        """
         self._points += 1
+        interrupt: BaseException | None = None
         try:
-            state = run()
+            try:
+                state = run()
+            except BaseException as error:  # noqa: ASYNC103 - of a whole Trio run, outside of any
+                if not interrupts or not _is_interrupt(error):
+                    raise
+                state, interrupt = notes.kept(), error
             self._require_reached(point())
-            self.check(state, point())
+            self.check(state, attrs.evolve(point(), error=interrupt))
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # ruff: ignore[blind-except]  # noqa: ASYNC103 - pytest.fail() raises no Exception
-            self._failures.append(PointFailure.of(point(), error))
+            self._failures.append(PointFailure.of(attrs.evolve(point(), error=interrupt), error))
 
     def _require_reached(self, point: Point) -> None:
         if self.virtual_time and not point.where:
@@ -81,3 +102,10 @@ class Sweeper(Generic[S]):
             sometimes=self._sometimes,
             seed=self.seed,
         )
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Whether it is a KeyboardInterrupt, or a group with nothing but such."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_interrupt(inner) for inner in error.exceptions)
+    return isinstance(error, KeyboardInterrupt)

@@ -1,7 +1,8 @@
 """Raise in a user's callback at every one of its awaits, one run for each, and check what became of it.
 
 The exception comes when the callback starts, and at each await in place of what was waited for, also while the callback is
-being cancelled. An ``exc`` that is no Exception ends the scenario's run, unless the scenario catches it.
+being cancelled. With ``exc=KeyboardInterrupt`` it is Ctrl-C while the user's code runs: the scenario may then end by it, and
+the check gets what ``faults.keep(state)`` was given.
 """
 
 import functools
@@ -12,7 +13,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, final
 
 from ..observe._frames import frame_label
 from ._points import Inject, Point, Sweep
-from ._sweeper import Sightings, Sweeper
+from ._sweeper import Notes, Sweeper
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -23,7 +24,7 @@ Raises: TypeAlias = Callable[[str], BaseException]
 
 
 @final
-class Faults(Sightings):
+class Faults(Notes[S]):
     """What a scenario gets: ``faults(fn)`` is the user's function with the fault in it."""
 
     def __init__(self, make: Raises, *, at: int) -> None:
@@ -91,7 +92,7 @@ def _driven(
 
 
 def throw_everywhere(
-    scenario: Callable[[Faults], Awaitable[S]],
+    scenario: Callable[[Faults[S]], Awaitable[S]],
     check: Callable[[S, Point | None], object],
     *,
     exc: Raises = RuntimeError,
@@ -113,7 +114,7 @@ def throw_everywhere(
 
     """
     sweeper = Sweeper(check=check, seed=seed, limit=limit, max_steps=max_steps, virtual_time=virtual_time)
-    counting = Faults(exc, at=0)
+    counting: Faults[S] = Faults(exc, at=0)
     sweeper.check(sweeper.once(lambda: scenario(counting), counting), None)
     awaits = range(1, counting.awaits + 1)
     draw = random.Random(f"throw_everywhere-{seed}")
@@ -122,8 +123,10 @@ def throw_everywhere(
     return sweeper.report()
 
 
-def _try(sweeper: Sweeper[S], scenario: Callable[[Faults], Awaitable[S]], faults: Faults, at: int) -> None:
+def _try(sweeper: Sweeper[S], scenario: Callable[[Faults[S]], Awaitable[S]], faults: Faults[S], at: int) -> None:
     sweeper.attempt(
         lambda: sweeper.once(lambda: scenario(faults), faults),
         lambda: Point(how=Inject.THROW, step=at, where=faults.where),
+        faults,
+        interrupts=True,
     )
