@@ -1,11 +1,19 @@
 """For the tests of those who build on the engine: seeded runs, faults at every point, stand-ins, what a test left behind."""
 
 from ._cancel_everywhere import cancel_everywhere as cancel_everywhere
+from ._fake_plan import Action as Action
+from ._fake_plan import Fault as Fault
+from ._fake_plan import Plan as Plan
+from ._fake_plan import Reply as Reply
+from ._fake_plan import Run as Run
+from ._fake_plan import Seen as Seen
 from ._fake_servers import HANG as HANG
 from ._fake_servers import Fail as Fail
 from ._fake_servers import FakeServers as FakeServers
 from ._fake_servers import Say as Say
 from ._fake_servers import prompts as prompts
+from ._fake_sglang import FakeSGLang as FakeSGLang
+from ._fake_sglang import open_fake_sglang as open_fake_sglang
 from ._injector import Arm as Arm
 from ._leaks import LeakError as LeakError
 from ._leaks import LeakInstrument as LeakInstrument
@@ -27,16 +35,23 @@ from ._throw_everywhere import throw_everywhere as throw_everywhere
 
 __all__ = [
     "HANG",
+    "Action",
     "Arm",
     "Fail",
+    "FakeSGLang",
     "FakeServers",
+    "Fault",
     "Faults",
     "Inject",
     "LeakError",
     "LeakInstrument",
+    "Plan",
     "Point",
     "PointFailure",
+    "Reply",
+    "Run",
     "Say",
+    "Seen",
     "SimDeadlock",
     "SimLivelock",
     "SimResult",
@@ -47,6 +62,7 @@ __all__ = [
     "SystemTaskLeft",
     "cancel_everywhere",
     "no_leaks",
+    "open_fake_sglang",
     "prompts",
     "sim_run",
     "throw_everywhere",

@@ -1,0 +1,115 @@
+"""What FakeSGLang is told to do: one action for each request, and the faults there are."""
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import attrs
+import trio
+
+
+class Fault(enum.Enum):
+    """Something that goes wrong with one request."""
+
+    IGNORE = "ignore"
+    """Answer 200 and do nothing: a lost abort, a pause that isn't one."""
+    HANG = "hang"
+    """Read the request and never answer, whatever is aborted."""
+    HANG_IN_BODY = "hang_in_body"
+    """Send the head and half of the body, then nothing more."""
+    RESET = "reset"
+    """Reset the connection in place of an answer."""
+    CLOSE = "close"
+    """Close the connection in place of an answer, as a server that ends does."""
+    RESET_IN_BODY = "reset_in_body"
+    """Reset the connection half-way through the body."""
+    SHORT_BODY = "short_body"
+    """Close the connection half-way through the body."""
+    SHORT_CHUNKED = "short_chunked"
+    """Close the connection in the middle of a chunked body."""
+    LONG_BODY = "long_body"
+    """Send more bytes than announced."""
+    DRIP = "drip"
+    """Send the answer one byte at a time, with ``drip_s`` in between."""
+    CHUNKED = "chunked"
+    """No fault: a chunked body in odd pieces, with a trailer."""
+    CLOSE_AFTER = "close_after"
+    """No fault: ``Connection: close``, and then it is."""
+    HTTP_1_0 = "http_1_0"
+    """No fault: an HTTP/1.0 answer whose body ends with the connection."""
+    CONTINUE_FIRST = "continue_first"
+    """No fault: ``100 Continue``, then the answer."""
+    CLOSE_QUIETLY = "close_quietly"
+    """No fault: a keep-alive answer, and then the connection is closed all the same."""
+    GZIP = "gzip"
+    """Compress the body although nobody asked for that."""
+    NOT_HTTP = "not_http"
+    """Answer in another protocol."""
+    MALFORMED_JSON = "malformed_json"
+    """200 with JSON that breaks off."""
+    WRONG_TYPE = "wrong_type"
+    """200 with JSON that is no answer."""
+    OTHER_ANSWER = "other_answer"
+    """200 with the answer to another request."""
+    NO_LOG_PROBS = "no_log_probs"
+    """An answer without log-probs."""
+    FEWER_LOG_PROBS = "fewer_log_probs"
+    """An answer with one log-prob too few."""
+    OTHER_TOKEN = "other_token"  # noqa: S105  not that kind of token
+    """The log-probs name another token than the output ids."""
+    NULL_LOG_PROB = "null_log_prob"
+    """One log-prob is null."""
+    NO_FINISH_REASON = "no_finish_reason"
+    """An answer that doesn't say why it ended."""
+
+
+@attrs.frozen(kw_only=True)
+class Reply:
+    """A scripted answer, sent at once in place of the real one."""
+
+    status: int = 200
+    body: bytes | Mapping[str, object] | Sequence[object] = b""
+    headers: Mapping[str, str] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class Run:
+    """Generate until ``until`` is set (None: for ever), an abort or a pause comes; then answer, with ``fault`` if any.
+
+    Aborted, the answer has ``partial`` tokens.
+    """
+
+    until: trio.Event | None = None
+    partial: int = 2
+    fault: Fault | None = None
+
+
+Action: TypeAlias = Fault | Reply | Run | None
+"""What to do with one request; None: answer it properly, at once."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Seen:
+    """A request as the fake server saw it."""
+
+    path: str
+    number: int
+    """How many requests to this path came before it."""
+    rid: str | None
+    body: Mapping[str, object]
+    connection: int
+    """On which connection it came, counted from 1."""
+    time: float
+
+
+Plan: TypeAlias = Callable[[Seen], Action] | Sequence[Action] | Mapping[str, Sequence[Action]]
+"""A function of the request; or the actions for the first ``/generate`` requests in order; or such sequences by path.
+Requests beyond the end of a sequence are answered properly."""
+
+
+def action_of(plan: Plan, seen: Seen) -> Action:
+    """What the plan says about this request."""
+    if callable(plan):
+        return plan(seen)
+    actions = plan.get(seen.path, ()) if isinstance(plan, Mapping) else plan if seen.path == "/generate" else ()
+    return actions[seen.number] if seen.number < len(actions) else None
