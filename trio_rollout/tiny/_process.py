@@ -94,7 +94,11 @@ async def open_tiny_process(
     command += ["--until-stdin-closes", *_arguments(settings or TinySettings())]
 
     async def serve(*, task_status: trio.TaskStatus[TinyProcess]) -> None:
-        process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        # A session of its own: Ctrl-C in a terminal goes to every process of the foreground group, and a run that
+        # drains still needs its server.
+        process = await trio.lowlevel.open_process(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
         if process.stdout is None or process.stdin is None:
             raise AssertionError("pipes were asked for")
         async with process.stdin, process.stdout:
