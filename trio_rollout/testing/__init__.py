@@ -18,6 +18,10 @@ from ._injector import Arm as Arm
 from ._leaks import LeakError as LeakError
 from ._leaks import LeakInstrument as LeakInstrument
 from ._leaks import no_leaks as no_leaks
+from ._memory_net import MemoryConnection as MemoryConnection
+from ._memory_net import MemoryNet as MemoryNet
+from ._memory_net import MemoryStream as MemoryStream
+from ._memory_net import open_memory_net as open_memory_net
 from ._points import Inject as Inject
 from ._points import Point as Point
 from ._points import PointFailure as PointFailure
@@ -45,6 +49,9 @@ __all__ = [
     "Inject",
     "LeakError",
     "LeakInstrument",
+    "MemoryConnection",
+    "MemoryNet",
+    "MemoryStream",
     "Plan",
     "Point",
     "PointFailure",
@@ -63,6 +70,7 @@ __all__ = [
     "cancel_everywhere",
     "no_leaks",
     "open_fake_sglang",
+    "open_memory_net",
     "prompts",
     "sim_run",
     "throw_everywhere",

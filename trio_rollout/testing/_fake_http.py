@@ -13,6 +13,7 @@ import httptools
 import trio
 
 from ._fake_plan import Fault
+from ._memory_net import MemoryStream
 
 
 @attrs.frozen(kw_only=True)
@@ -89,7 +90,9 @@ def head_of(status: int, headers: Mapping[str, str], *, version: str = "1.1") ->
 
 
 async def reset(stream: trio.abc.Stream) -> None:
-    """End the connection with a reset where the stream is a socket; elsewhere it is just closed."""
+    """End the connection with a reset where the stream knows one; elsewhere it is just closed."""
+    if isinstance(stream, MemoryStream):
+        stream.reset()
     if isinstance(stream, trio.SocketStream):
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     await trio.aclose_forcefully(stream)

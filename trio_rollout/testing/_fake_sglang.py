@@ -15,16 +15,17 @@ import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import final
 
 import attrs
 import trio
 
+from .._service import open_service
 from ._fake_control import control
 from ._fake_http import HttpRequest, NotHttp, RequestReader, reset, send_answer
 from ._fake_plan import Action, Fault, Plan, Reply, Run, Seen, action_of
 from ._fake_running import Running
+from ._memory_net import leave_at_once
 
 _DEFAULT_TOKENS = 128
 
@@ -252,10 +253,10 @@ async def open_fake_sglang(
     """Run a FakeSGLang on a local port; its ``url`` says which. Leaving ends it and every request on it."""
     fake = FakeSGLang(plan, disconnect_s=disconnect_s, drip_s=drip_s)
     fake.version = version
-    async with trio.open_nursery() as nursery:
-        listeners = await nursery.start(partial(trio.serve_tcp, fake.serve, port, host="127.0.0.1"))
+
+    async def listen(*, task_status: trio.TaskStatus[list[trio.SocketListener]]) -> None:
+        await trio.serve_tcp(fake.serve, port, host="127.0.0.1", task_status=task_status)
+
+    async with open_service(listen, leave_at_once) as listeners:
         fake.url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
-        try:
-            yield fake
-        finally:
-            nursery.cancel_scope.cancel()
+        yield fake
