@@ -66,6 +66,8 @@ class GenerateBody(msgspec.Struct, kw_only=True, gc=False):
 _DECODER = msgspec.json.Decoder(GenerateBody)
 _FLAT = msgspec.json.Decoder(list[int])
 _NESTED = msgspec.json.Decoder(list[list[int]])
+# What pydantic would turn into the right type passes SGLang's first check and fails its second, which has another shape.
+_SECOND_CHECK = re.compile(r"`\$\.sampling_params[.\[]|Expected `bool[^`]*`, got `int`")
 _UNKNOWN = re.compile(r"unknown field `(?P<name>[^`]*)`")
 _SAMPLING_KEYS = ", ".join(f"`{name}`" for name in SamplingBody.__struct_fields__)
 _NEST = re.compile(rb"\s*\[\s*\[")
@@ -84,10 +86,8 @@ def decode_generate(body: bytes) -> GenerateBody:
         unknown = _UNKNOWN.search(str(error))
         if unknown:
             raise schema(f"unknown field `{unknown['name']}`, expected one of {_SAMPLING_KEYS}") from error
-        raise schema(str(error)) from error
-    except msgspec.DecodeError as error:
-        raise malformed(f"[{{'type': 'json_invalid', 'loc': ('body',), 'msg': {str(error)!r}}}]") from error
-    except UnicodeDecodeError as error:
+        raise (schema if _SECOND_CHECK.search(str(error)) else malformed)(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise malformed(f"[{{'type': 'json_invalid', 'loc': ('body',), 'msg': {str(error)!r}}}]") from error
 
 
@@ -106,4 +106,4 @@ def decode_ids(raw: msgspec.Raw) -> tuple[list[list[int]] | None, bool]:
             return _NESTED.decode(data), True
         return [_FLAT.decode(data)], False
     except msgspec.ValidationError as error:
-        raise schema(f"input_ids: {error}") from error
+        raise malformed(f"input_ids: {error}") from error

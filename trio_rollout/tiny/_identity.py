@@ -77,18 +77,20 @@ class Identity:
             "num_accelerators": 1,
             "loads": [
                 {
+                    "timestamp": trio.current_time(),
                     "dp_rank": 0,
                     "num_running_reqs": running,
                     "num_waiting_reqs": waiting,
                     "num_used_tokens": int(used),
                     "num_total_tokens": int(used),
+                    "num_active_tokens": int(used),
                     "max_total_num_tokens": room,
                     "max_running_requests": frontend.settings.max_running,
                     "token_usage": used / room if room else 0.0,
                     "gen_throughput": 0.0,
                     "cache_hit_rate": 0.0,
                     "utilization": running / frontend.settings.max_running,
-                    "memory": {"kv_cache_tokens": scheduler.cache.tokens},
+                    "memory": {"token_capacity": room},
                     "queues": {
                         "waiting": waiting,
                         "grammar": 0,

@@ -8,6 +8,8 @@ from ._request import FinishReason, Request
 _REGEX_TOKENS = 256
 """How far back a stop pattern is looked for; SGLang bounds it by the pattern's longest match."""
 
+_LONGEST_CHARACTER = 4
+
 
 def stop_reason(request: Request, piece: Callable[[int], bytes]) -> FinishReason | None:
     """The reason to end, if there is one. Strings go before ids, and ids before the length, as in SGLang."""
@@ -29,11 +31,12 @@ def stop_reason(request: Request, piece: Callable[[int], bytes]) -> FinishReason
 
 
 def _stop_string(request: Request, new: bytes) -> str | None:
-    wanted = [stop.encode() for stop in request.sampling.stop]
-    text = request.tail + new
-    keep = max(map(len, wanted)) - 1
-    request.tail = text[-keep:] if keep else b""
-    return next((stop.decode() for stop in wanted if stop and stop in text), None)
+    """Looked for in the decoded text, as a client sees it: U+FFFD matches bytes that are no UTF-8."""
+    stops, data = request.sampling.stop, request.tail + new
+    keep = max(len(stop.encode()) for stop in stops) + _LONGEST_CHARACTER
+    request.tail = data[-keep:]
+    text = data.decode("utf-8", "replace")
+    return next((stop for stop in stops if stop in text), None)
 
 
 def may_become_stop(text: str, stops: tuple[str, ...]) -> bool:
