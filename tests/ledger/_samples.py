@@ -60,7 +60,9 @@ def group(number: int, attempt: int = 1, *, size: int = 0, samples: int = 1) -> 
 
 
 def failure(number: int, cause: Cause = Cause.ERROR) -> Failure:
-    return Failure(cause=cause, type="ValueError", message="judge was out", traceback="...", group=gid(number), attempt=1)
+    return Failure(
+        cause=cause, type="ValueError", message="judge was out", traceback="...", group=gid(number), attempt=1
+    )
 
 
 def pulled(*numbers: int) -> Pulled:

@@ -29,7 +29,7 @@ def disk_full_from(number: int) -> Fault:
 
 
 def failing_at(number: int) -> Fault:
-    """This one operation fails."""
+    """One operation fails, those after it do not."""
 
     def fault(index: int, op: Op) -> OSError | None:
         del op

@@ -172,11 +172,15 @@ def torn_at(length: int) -> Choice:
     return lambda edits: list(choose(edits))
 
 
+_KEPT = (True, True, False)
+_FATES = ("whole", "whole", "whole", "torn", "torn", "garbage")
+
+
 def shuffled(rng: random.Random) -> Choice:
     """Some edits survive, in any order, some of them torn, some as garbage."""
 
     def choose(edits: Sequence[Edit]) -> Sequence[Edit]:
-        kept = [edit for edit in edits if rng.random() < 0.6]
+        kept = [edit for edit in edits if rng.choice(_KEPT)]
         rng.shuffle(kept)
         return [(offset, _mangled(data, rng)) for offset, data in kept]
 
@@ -186,7 +190,9 @@ def shuffled(rng: random.Random) -> Choice:
 def _mangled(data: bytes | None, rng: random.Random) -> bytes | None:
     if not data:
         return data
-    fate = rng.random()
-    if fate < 0.25:
-        return data[: rng.randrange(len(data))]
-    return rng.randbytes(len(data)) if fate > 0.85 else data
+    match rng.choice(_FATES):
+        case "torn":
+            return data[: rng.randrange(len(data))]
+        case "garbage":
+            return rng.randbytes(len(data))
+    return data

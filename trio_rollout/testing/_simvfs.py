@@ -123,7 +123,7 @@ class _Vfs(apsw.VFS):
     def xFullPathname(self, name: str) -> str:  # ruff: ignore[invalid-function-name]
         return name
 
-    excepthook = _excepthook
+    excepthook = _excepthook  # type: ignore[assignment]
 
 
 def connect(disk: Target, *, page_size: int) -> tuple[apsw.Connection, Callable[[], None]]:

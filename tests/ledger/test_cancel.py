@@ -1,0 +1,138 @@
+"""Cancelled at any step of commit, requeue, ack and close: "on disk" and "still mine" exclude each other (P2, P8)."""
+
+from collections.abc import Callable
+
+import attrs
+import pytest
+import trio
+
+from trio_rollout._core.enums import Cause
+from trio_rollout._core.events import Event, Recovered
+from trio_rollout.errors import LedgerError
+from trio_rollout.ledger._open import DiskLedger, open_ledger
+from trio_rollout.testing import Arm, Inject, Point, cancel_everywhere
+from trio_rollout.testing._simdisk import SimDisk, disk_full_from
+from trio_rollout.testing._simfiles import SimFiles, nothing
+from trio_rollout.testing._simio import SimIO
+
+from ._samples import IDENTITY, acked, delivered, gid, pulled, ready, requeued
+from .test_power_cut import SMALL, store_on
+
+GROUPS = (0, 1, 2)
+
+
+@attrs.define(eq=False)
+class World:
+    """What the callers of one run believe; the disk is asked at its end."""
+
+    disk: SimDisk
+    written: set[str] = attrs.field(factory=set)
+    withdrawn: set[str] = attrs.field(factory=set)
+    failed: set[str] = attrs.field(factory=set)
+
+    async def record(self, ledger: DiskLedger, name: str, *events: Event) -> bool:
+        """Record events and note what the caller was told."""
+        try:
+            await ledger.record(events)
+        except trio.Cancelled:
+            self.withdrawn.add(name)
+            raise
+        except LedgerError:
+            self.failed.add(name)
+            return False
+        self.written.add(name)
+        return True
+
+    def remembered(self) -> Recovered:
+        """What is on disk after a power cut; unless a write failed, nothing depends on what was never synced."""
+        durable = self._open(self.disk.files.after_power_cut(nothing, names=False))
+        assert self.failed or durable == self._open(self.disk.files.contents())
+        return durable
+
+    def _open(self, contents: dict[str, bytes]) -> Recovered:
+        store = store_on(SimDisk(SimFiles.holding(contents)))
+        store.open()
+        try:
+            return store.begin(IDENTITY)
+        finally:
+            store.close()
+
+
+async def worker(world: World, ledger: DiskLedger, arm: Arm[World], number: int) -> None:
+    """One attempt: commits its group; cancelled, it puts it back, shielded, as the engine does."""
+    with trio.CancelScope() as scope:
+        arm(scope, f"worker {number}")
+        try:
+            await world.record(ledger, f"commit {number}", ready(number))
+        except trio.Cancelled:
+            arm.sometimes("a commit was withdrawn")
+            with trio.move_on_after(60, shield=True):
+                await world.record(ledger, f"requeue {number}", requeued(number, 1, Cause.CANCELLED, attempts=0))
+            raise
+        if scope.cancel_called:
+            arm.sometimes("a cancelled commit was accepted")
+        if number == 0 and f"commit {number}" in world.written:
+            await world.record(ledger, "delivery", delivered(0, number))
+            await world.record(ledger, "ack", acked(0, number))
+
+
+def scenario(full_from: int | None) -> Callable[[Arm[World]], object]:
+    async def run(arm: Arm[World]) -> World:
+        world = arm.keep(World(SimDisk()))
+        with trio.CancelScope() as scope:
+            arm(scope, "outside")
+            async with open_ledger("sim", disk=world.disk, io=SimIO(), sizes=SMALL) as ledger:
+                await ledger.begin(IDENTITY)
+                if full_from is not None:
+                    world.disk.fault = disk_full_from(len(world.disk.log) + full_from)
+                await world.record(ledger, "pull", pulled(*GROUPS))
+                async with trio.open_nursery() as nursery:
+                    for number in GROUPS:
+                        nursery.start_soon(worker, world, ledger, arm, number)
+        world.disk.fault = None
+        return world
+
+    return run
+
+
+def check(world: World, _: Point | None) -> None:
+    """What every caller was told is what the disk says."""
+    found = world.remembered()
+    readies = {group.id for group in found.ready} | {group.id for _, groups in found.delivered for group in groups}
+    unfinished = {group.prompt.group_id: group for group in found.unfinished}
+    if "pull" not in world.written:
+        assert "pull" in world.failed or not unfinished
+        return
+    for number in GROUPS:
+        done = gid(number) in readies or (number == 0 and found.acked == 1)
+        assert (gid(number) in unfinished) != done
+        assert not {f"commit {number}", f"requeue {number}"} <= world.written, "on disk and requeued"
+        if f"commit {number}" in world.written:
+            assert done
+        if f"commit {number}" in world.withdrawn:
+            assert not done
+        if f"requeue {number}" in world.written:
+            assert unfinished[gid(number)].attempt == 1
+    for name, state in (("delivery", found.next_step == 1), ("ack", found.acked == 1)):
+        if name not in world.failed:
+            assert state == (name in world.written)
+
+
+def sweep(seed: int, full_from: int | None, *, sample: int | None) -> None:
+    """Cancel every scope at every step; twice at so many."""
+    found = cancel_everywhere(scenario(full_from), check, seed=seed)
+    found.require(*(["a commit was withdrawn", "a cancelled commit was accepted"] if full_from is None else []))
+    cancel_everywhere(scenario(full_from), check, seed=seed, how=[Inject.CANCEL_TWICE], sample=sample).require()
+
+
+@pytest.mark.parametrize("full_from", [None, 3, 20])
+def test_on_disk_and_requeued_exclude_each_other(full_from: int | None):
+    """Also when the disk is full from some operation on."""
+    sweep(0, full_from, sample=40)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_on_disk_and_requeued_exclude_each_other_in_every_order(seed: int):
+    for full_from in (None, 0, 1, 3, 7, 12, 20, 30, 45, 60):
+        sweep(seed, full_from, sample=None)
