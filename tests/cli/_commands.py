@@ -1,6 +1,7 @@
 """The command line in processes of its own, as a user runs it."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -56,6 +57,10 @@ class Started:
         """Send it a signal."""
         self.process.send_signal(number)
 
+    def ctrl_c(self) -> None:
+        """Do what a terminal does: interrupt it and every process that it started, unless they left its group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
     def end(self) -> Ended:
         """Wait for its end."""
         out, err = self.process.communicate(timeout=LONGEST_S)
@@ -66,7 +71,11 @@ class Started:
 def started(*arguments: object) -> Generator[Started]:
     """A command in the background; killed if it still runs on leaving."""
     with subprocess.Popen(
-        [*COMMAND, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*COMMAND, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         try:
             yield Started(process)

@@ -27,7 +27,7 @@ def test_the_overview_counts_states_causes_attempts_versions_and_rewards(shown):
     for line in [
         *("waiting 1", "ready 1", "delivered 1", "acked 1", "quarantined 1"),
         *("error 1", "server_lost 1"),
-        *("0 2", "1 2", "2 1"),
+        *("0 1", "1 2", "2 1", "3 1"),
         "3 to 4 3",
         "reward 4 0.7500 0.0000 1.0000",
         "style 2 1.0000 0.5000 1.5000",
@@ -38,7 +38,7 @@ def test_the_overview_counts_states_causes_attempts_versions_and_rewards(shown):
 
 def test_a_group_is_shown_with_its_trajectories_as_text(shown):
     assert shown("0/c") == [
-        "0/c ready attempt 2 last cause server_lost versions 3-4 rewards 1; 1",
+        "0/c ready 2 attempts last cause server_lost versions 3-4 rewards 1; 1",
         "--- prompt",
         "what is c?",
         "label: two",
@@ -55,7 +55,7 @@ def test_a_group_is_shown_with_its_trajectories_as_text(shown):
 def test_a_group_that_was_given_up_is_shown_with_its_error_and_traceback(shown):
     lines = shown("d")
 
-    assert lines[0] == "0/d quarantined attempt 0 last cause error RewardError: NaN"
+    assert lines[0] == "0/d quarantined 3 attempts last cause error RewardError: NaN"
     assert lines[2].startswith("token ids 0 1 2")
     assert lines[2].endswith("63 ... 36 more")
     assert lines[-2:] == ["last error: error: RewardError: NaN", "Traceback: the judge's own words"]
@@ -69,8 +69,8 @@ def test_groups_are_listed_by_state(shown):
     lines = shown("--state", "acked", "--state", "delivered")
 
     assert lines == [
-        "0/a acked attempt 1 versions 3-4 rewards 1; 0",
-        "0/b delivered attempt 1 versions 3-4 rewards style 0.5; style 1.5",
+        "0/a acked 1 attempt versions 3-4 rewards 1; 0",
+        "0/b delivered 1 attempt versions 3-4 rewards style 0.5; style 1.5",
     ]
 
 

@@ -5,6 +5,10 @@ import signal
 from functools import partial
 
 import pytest
+from click.testing import CliRunner
+
+from trio_rollout.cli import main
+from trio_rollout.tiny import DATA
 
 from ._commands import command, started, tiny_server, write_jsonl
 
@@ -35,9 +39,9 @@ def run(prompts, tmp_path):
 
 def exported(directory):
     """The groups of a folder, by prompt id."""
-    ended = command("export", directory, "--format", "jsonl")
-    assert ended.status == 0, ended.err
-    groups = [json.loads(line) for line in ended.out.splitlines()]
+    result = CliRunner().invoke(main, ["export", str(directory), "--format", "jsonl"])
+    assert result.exit_code == 0, result.output
+    groups = [json.loads(line) for line in result.stdout.splitlines()]
     return {group["prompt"]["id"]: group for group in groups}
 
 
@@ -66,6 +70,81 @@ def test_without_a_server_a_tiny_one_is_started_and_ends_with_the_run(run):
     assert any("no --server given" in line for line in ended.lines)
 
 
+def test_ctrl_c_does_not_end_the_tiny_server_before_its_run(prompts, tmp_path):
+    arguments = [
+        "--samples",
+        2,
+        "--max-running",
+        2,
+        "--max-new-tokens",
+        100_000,
+        "--progress-every",
+        0.05,
+        "--grace",
+        0,
+    ]
+    with started("run", "--prompts", prompts, "--out", tmp_path / "out", *arguments) as running:
+        running.read_until("2 rollouts running")
+        running.ctrl_c()
+        ended = running.end()
+
+    assert ended.status == 130, ended.out + ended.err
+    assert "server_lost" not in ended.out
+
+
+def test_prompts_may_be_text_ids_or_messages_and_one_that_no_server_takes_is_given_up_at_once(scripted, tmp_path):
+    path = write_jsonl(
+        tmp_path / "mixed.jsonl",
+        [
+            {"q": "say no", "name": "text"},
+            {"q": [1, 2, 3], "name": "ids"},
+            {"q": [1, 2**30], "name": "outside"},
+            {"q": [{"role": "user", "content": "say no"}], "name": "messages", "metadata": {"level": 3}},
+        ],
+    )
+
+    ended = command(
+        *("run", "--prompts", path, "--out", tmp_path / "out", "--server", scripted, "--tokenizer", DATA),
+        *("--prompt-key", "q", "--id-key", "name", "--reward", "regex:", "--samples", 1, "--max-new-tokens", 4),
+    )
+
+    assert ended.status == 3, ended.out + ended.err
+    assert [
+        line for line in ended.lines if line.startswith("quarantined 0/outside: error after 1 attempt: RequestRejected")
+    ]
+    groups = exported(tmp_path / "out")
+    assert sorted(groups) == ["ids", "messages", "text"]
+    assert groups["messages"]["prompt"]["metadata"] == {"level": 3}
+    assert groups["messages"]["trajectories"][0]["segments"][0]["text"] == "no"
+
+
+def test_a_run_that_fails_says_what_it_did_and_what_went_wrong(run, scripted, tmp_path):
+    (tmp_path / "judge.py").write_text("async def judge(trajectory):\n    raise ValueError('out of order')\n")
+
+    ended = run(
+        "--server", scripted, "--reward", "judge:judge", "--max-attempts", 1, "--failure-budget", 3, cwd=tmp_path
+    )
+
+    assert ended.status == 1
+    assert sum(line.startswith("quarantined ") for line in ended.lines) >= 3
+    assert ended.lines[-1].startswith("failed: ")
+    (error,) = ended.err.splitlines()
+    assert error.startswith("Error: 3 groups in a row failed for good")
+    assert error.endswith("ValueError: out of order")
+
+
+def test_generated_tasks_are_scored_by_their_own_verifier(scripted, tmp_path):
+    pytest.importorskip("reasoning_gym", exc_type=ImportError)
+
+    ended = command(
+        *("run", "--tasks", "gcd:2", "--server", scripted, "--out", tmp_path / "out"),
+        *("--samples", 1, "--max-new-tokens", 4),
+    )
+
+    assert ended.status == 0, ended.out + ended.err
+    assert len(exported(tmp_path / "out")) == 2
+
+
 def test_options_come_from_a_file(prompts, scripted, tmp_path):
     config = tmp_path / "run.toml"
     config.write_text(
@@ -92,20 +171,20 @@ def test_groups_that_are_given_up_are_listed(run, scripted, tmp_path):
 
 
 def test_the_results_of_another_run_are_left_alone(run, scripted, results):
-    before = command("export", results).out
+    before = exported(results)
 
     ended = run("--server", scripted, "--out", results)
 
     assert ended.status == 1
     assert "five prompts" in ended.err
     assert len(ended.err.splitlines()) == 1
-    assert command("export", results).out == before
+    assert exported(results) == before
 
 
 @pytest.fixture
 def slow():
     """A tiny server whose answer of 20 tokens takes a second."""
-    with tiny_server("--step-delay", 0.05) as (url, process):
+    with tiny_server("--step-delay", 0.05, "--eos-id", -1) as (url, process):
         yield url, process
 
 
@@ -121,7 +200,7 @@ def slow_run(prompts, tmp_path):
 def test_ctrl_c_drains_and_the_next_run_does_the_rest(slow, slow_run, scripted, tmp_path):
     with started(*slow_run, "--server", slow[0]) as running:
         running.read_until("2 rollouts running")
-        running.signal(signal.SIGINT)
+        running.ctrl_c()
         running.read_until("draining")
         ended = running.end()
 
@@ -140,9 +219,9 @@ def test_ctrl_c_drains_and_the_next_run_does_the_rest(slow, slow_run, scripted, 
 def test_a_second_ctrl_c_cancels(slow, slow_run, tmp_path):
     with started(*slow_run, "--server", slow[0], "--max-new-tokens", 100_000) as running:
         running.read_until("2 rollouts running")
-        running.signal(signal.SIGINT)
+        running.ctrl_c()
         running.read_until("draining")
-        running.signal(signal.SIGINT)
+        running.ctrl_c()
         ended = running.end()
 
     assert ended.status == 130, ended.out + ended.err

@@ -71,3 +71,4 @@ def export(directory: Path, form: str, state: tuple[str, ...], output: Path | No
     target = nullcontext(sys.stdout.buffer) if output is None else _complete_file(output)
     with read_ledger(directory) as reader, target as file:
         write((group for _, group in reader.groups(*map(State, state))), file)
+        file.flush()

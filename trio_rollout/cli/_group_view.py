@@ -24,9 +24,15 @@ def reward_text(reward: float | Mapping[str, float] | None) -> str:
     return "none" if reward is None else f"{reward:g}"
 
 
+def tries(summary: GroupSummary) -> str:
+    """How often it was tried. A group that is through has the number of its last attempt, one that isn't only failures."""
+    number = max(summary.attempt, summary.attempts)
+    return "not tried yet" if not number else "1 attempt" if number == 1 else f"{number} attempts"
+
+
 def summary_line(summary: GroupSummary) -> str:
-    """A group on one line: id, state, attempt, cause, versions, rewards, last error."""
-    parts = [str(summary.id), summary.state.value, f"attempt {summary.attempt}"]
+    """A group on one line: id, state, attempts, cause, versions, rewards, last error."""
+    parts = [str(summary.id), summary.state.value, tries(summary)]
     if summary.cause is not None:
         parts.append(f"last cause {summary.cause.value}")
     if summary.reason is not None:

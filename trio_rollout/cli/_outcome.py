@@ -21,6 +21,8 @@ class Ending(enum.Enum):
     """An interrupt: no new groups, the running ones were let finish within the grace."""
     CANCELLED = "cancelled"
     """A second interrupt: the running groups were cancelled."""
+    FAILED = "failed"
+    """An error ended it."""
 
 
 class ExitStatus(enum.IntEnum):
@@ -54,6 +56,7 @@ class Outcome:
     rewards: Mapping[str, float]
     elapsed_s: float
     out: Path
+    error: Exception | None = None
 
     @property
     def undone(self) -> int | None:
@@ -62,7 +65,9 @@ class Outcome:
 
 
 def exit_status(outcome: Outcome) -> ExitStatus:
-    """An interrupt wins over quarantined groups: the run is not over, and the next one lists them."""
+    """An interrupt or a failure wins over quarantined groups: the run is not over, and the next one lists them."""
+    if outcome.ending is Ending.FAILED:
+        return ExitStatus.FAILED
     if outcome.ending is not Ending.FINISHED:
         return ExitStatus.INTERRUPTED
     return ExitStatus.QUARANTINED if outcome.statistics.quarantined else ExitStatus.SCORED

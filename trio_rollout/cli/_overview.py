@@ -47,7 +47,7 @@ class Overview:
         """Count these groups."""
         for summary in summaries:
             self.states[summary.state] += 1
-            self.attempts[summary.attempt] += 1
+            self.attempts[max(summary.attempt, summary.attempts)] += 1
             if summary.cause is not None:
                 self.causes[summary.cause] += 1
             if summary.oldest_version is not None and summary.newest_version is not None:

@@ -58,6 +58,22 @@ class _Run:
             await batch.ack()
             self.tally.add(batch.groups)
 
+    def outcome(self, *, ending: Ending, error: Exception | None, elapsed_s: float, out: Path) -> Outcome:
+        """What is left of the run, once the engine has been left."""
+        counts = self.engine.statistics()
+        return Outcome(
+            ending=ending,
+            error=error,
+            statistics=counts,
+            quarantined=tuple(self.engine.quarantined()),
+            total=self.meter.total,
+            rollouts=self.tally.rollouts,
+            tokens=counts.generated_tokens,
+            rewards=self.tally.means(),
+            elapsed_s=elapsed_s,
+            out=out,
+        )
+
 
 async def _until_the_end(run: _Run, *, grace: float, cancel: Callable[[], None]) -> Ending:
     """The loop, with the display and the watcher of interrupts beside it."""
@@ -87,33 +103,31 @@ async def run_job(
     and stay to be done in the ledger.
 
     Raises:
-      RolloutError: the run failed; what was finished before is in the ledger.
+      RolloutError: nothing could begin: the prompts, the servers or the ledger are unusable. A failure after that is in the
+        outcome.
 
     """
     begun = trio.current_time()
     total = await checked_total(source, tokenizer=servers.tokenizer)
-    ending = Ending.CANCELLED
+    run: _Run | None = None
+    ending, error = Ending.CANCELLED, None
     # Around everything: only a body that is left by Cancelled makes the engine leave without a grace.
     with trio.CancelScope() as everything:
-        async with (
-            open_tree_on_usr1(task_tree, say=screen.say),
-            open_servers(servers, say=screen.say) as client,
-            open_ledger(out, keep_acked=True) as ledger,
-            open_rollout_engine(
-                source, generate, servers=client, reward=reward, ledger=ledger, settings=settings
-            ) as engine,
-        ):
-            run = _Run(engine=engine, meter=Meter(total=total), screen=screen)
-            ending = await _until_the_end(run, grace=grace, cancel=everything.cancel)
-    counts = engine.statistics()
-    return Outcome(
-        ending=ending,
-        statistics=counts,
-        quarantined=tuple(engine.quarantined()),
-        total=total,
-        rollouts=run.tally.rollouts,
-        tokens=counts.generated_tokens,
-        rewards=run.tally.means(),
-        elapsed_s=trio.current_time() - begun,
-        out=out,
-    )
+        try:
+            async with (
+                open_tree_on_usr1(task_tree, say=screen.say),
+                open_servers(servers, say=screen.say) as client,
+                open_ledger(out, keep_acked=True) as ledger,
+                open_rollout_engine(
+                    source, generate, servers=client, reward=reward, ledger=ledger, settings=settings
+                ) as engine,
+            ):
+                run = _Run(engine=engine, meter=Meter(total=total), screen=screen)
+                ending = await _until_the_end(run, grace=grace, cancel=everything.cancel)
+        except Exception as failure:
+            if run is None:  # nothing has begun, so there is nothing to report but this
+                raise
+            ending, error = Ending.FAILED, failure
+    if run is None:
+        raise AssertionError("only a run that has begun is cancelled in silence")
+    return run.outcome(ending=ending, error=error, elapsed_s=trio.current_time() - begun, out=out)

@@ -32,7 +32,7 @@ def execute(options: RunOptions) -> ExitStatus:
     """Run what the options say and print what came of it.
 
     Raises:
-      RolloutError: the run failed.
+      RolloutError: the run failed; what it did until then has been printed.
       click.UsageError: the options contradict each other or name something that is not there.
 
     """
@@ -54,6 +54,8 @@ def execute(options: RunOptions) -> ExitStatus:
     ) as display:
         outcome = trio.run(partial(job, screen=Screen(display)), strict_exception_groups=True)
     _report(console, outcome, quiet=options.quiet)
+    if outcome.error is not None:
+        raise outcome.error
     return exit_status(outcome)
 
 

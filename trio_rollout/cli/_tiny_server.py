@@ -49,4 +49,7 @@ _SECONDS = click.FloatRange(0.0, min_open=True)
 @click.option("--until-stdin-closes", is_flag=True, help="Leave when whoever started it has gone.")
 def tiny_server(port: int, host: str, *, until_stdin_closes: bool, **options: Any) -> None:
     """Serve a small real language model behind SGLang's HTTP protocol; prints its URL once it answers."""
-    run_tiny(TinySettings(**options), host, port, click.echo, until_stdin_closes=until_stdin_closes)
+    try:
+        run_tiny(TinySettings(**options), host, port, click.echo, until_stdin_closes=until_stdin_closes)
+    except OSError as error:
+        raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
