@@ -1,12 +1,14 @@
 """Attempts: one outcome each, a cause that is right, and a clean start for the next."""
 
+import attrs
 import pytest
 import trio
 
-from trio_rollout import Cause, SamplingParams, SingleTurn, Status, Stop
+from trio_rollout import Cause, Retry, SamplingParams, SingleTurn, Status, Stop
 from trio_rollout._attempt import Finished, Unfinished, new_attempt
 from trio_rollout._core.failures import failure_of
 from trio_rollout.errors import RequestRejected, ServerLost
+from trio_rollout.sources import IterableSource
 from trio_rollout.testing import HANG, Fail, FakeServers, Say, prompts
 
 from .conftest import take_all, world
@@ -88,8 +90,6 @@ async def test_a_lost_server_uses_up_no_attempt():
 
 
 async def test_free_requeues_without_a_new_token_end_after_max_free():
-    from trio_rollout import Retry
-
     retry = Retry(max_free=5, backoff_base=0.01, backoff_max=0.01)
     async with world(1, plan=lambda *_: Fail(ServerLost("reset")), retry=retry) as w:
         assert await take_all(w.engine) == []
@@ -149,7 +149,7 @@ async def test_a_generate_function_that_swallows_everything_cannot_hold_its_slot
         while True:
             try:
                 return rollout.finish([await rollout.generate(rollout.input)])
-            except Exception:
+            except Exception:  # noqa: BLE001  this is what stubborn users write
                 await trio.lowlevel.checkpoint()
 
     async with world(2, generate=stubborn, plan=lambda n, _: HANG if n < 4 else Say(), deadlines={"turn": 3.0}) as w:
@@ -215,10 +215,6 @@ async def test_a_rollouts_own_deadline_ends_the_attempt():
 
 
 async def test_sampling_of_the_call_wins_over_the_prompts_and_that_over_the_functions():
-    import attrs
-
-    from trio_rollout.sources import IterableSource
-
     lengths = []
 
     class Noting(FakeServers):

@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from trio_rollout import Cause, PauseMode, SamplingParams, SingleTurn, Status
+from trio_rollout import Cause, PauseMode, Prompt, SamplingParams, SingleTurn, Status
 from trio_rollout.errors import RolloutError
 from trio_rollout.sources import IterableSource
 from trio_rollout.testing import HANG, Fail, FakeServers, Say, prompts
@@ -28,11 +28,8 @@ async def test_every_prompt_comes_back_in_order_and_training_counts_stay():
 async def test_it_runs_although_training_holds_every_slot():
     """F066."""
     plan = lambda _, prompt: Say() if prompt[1] == 9 else HANG
-    source = IterableSource([p for p in prompts(0)])
     async with world(4, plan=plan) as w:
         await trio.sleep(1)
-        from trio_rollout import Prompt
-
         source = IterableSource([Prompt(id="e", input_ids=[1, 9, 9])])
         (group,) = await w.engine.evaluate(source)
         assert group.trajectories[0].status is Status.COMPLETED
@@ -77,8 +74,6 @@ async def test_its_own_sampling():
 
 async def test_it_hears_of_the_engines_failure():
     plan = lambda _, prompt: HANG if prompt[1] == 9 else Fail(ValueError("all broken"), 1.0)
-    from trio_rollout import Prompt
-
     async with world(20, plan=plan, failure_budget=2) as w:
         with pytest.raises(RolloutError, match="all broken"):
             await w.engine.evaluate(IterableSource([Prompt(id="e", input_ids=[1, 9, 9])]))
@@ -87,8 +82,6 @@ async def test_it_hears_of_the_engines_failure():
 async def test_cancelled_it_leaves_training_alone():
     """F078."""
     plan = lambda _, prompt: HANG if prompt[1] == 9 else Say()
-    from trio_rollout import Prompt
-
     async with world(6, plan=plan) as w:
         with trio.move_on_after(3):
             await w.engine.evaluate(IterableSource([Prompt(id="e", input_ids=[1, 9, 9])]))

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from trio_rollout import Cause, Drop, Keep
-from trio_rollout.testing import FakeServers
+from trio_rollout.testing import Fail, FakeServers, Say
 
 from .conftest import take_all, world
 
@@ -36,7 +36,7 @@ async def test_only_the_scorer_runs_again():
 
 
 async def test_a_scorer_that_keeps_failing_uses_up_attempts_and_then_the_group_is_quarantined():
-    reward, calls = failing(10_000)
+    reward, _ = failing(10_000)
     async with world(1, reward=reward) as w:
         assert await take_all(w.engine) == []
         (report,) = w.engine.quarantined()
@@ -128,8 +128,6 @@ async def test_without_a_reward_the_trajectories_have_none():
 
 async def test_a_failed_server_is_never_scored():
     """F070: what has no tokens never reaches the scorer."""
-    from trio_rollout.testing import Fail, Say
-
     seen = []
 
     async def reward(trajectory):

@@ -106,7 +106,7 @@ async def test_a_body_that_raises_keeps_the_version_and_resumes_the_servers():
 
 async def test_a_server_that_names_another_version_is_an_error_and_the_version_stays():
     async with world(4) as w:
-        with pytest.raises(ServerError, match="fake.*7"):
+        with pytest.raises(ServerError, match=r"fake.*7"):
             async with w.engine.weight_update(version=1):
                 w.servers.set_version(7)
         assert w.engine.weight_version == 0
