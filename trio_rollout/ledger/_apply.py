@@ -48,6 +48,7 @@ class Apply:
             case Filtered():
                 row = self._current(event.id, event.attempt, "filtering")
                 self._through(row, "filtered", reason=event.reason, attempt=event.attempt)
+                self._count("filtered", 1)
             case Quarantined():
                 self._quarantined(event, item.note)
             case Delivered():
@@ -97,17 +98,15 @@ class Apply:
         row = self.rows.need(event.id, what, "ready", "delivered")
         if event.attempt != row.attempt:
             raise LedgerError(f"{what} of group {event.id} refused: it has attempt {row.attempt}, not {event.attempt}")
-        if row.place is None:
-            raise AssertionError(f"group {event.id} is {row.state} without a body")
-        self.rows.set_body(row, Inline(prompt_of_group(self.read(row.place))))
+        self.rows.set_body(row, Inline(prompt_of_group(self.read(self.rows.body(row)))))
         return row
 
     def _ready(self, event: Ready, place: Place, rewards: bytes | None) -> None:
         group = event.group
         row = self._current(group.id, group.attempt, "commit")
-        self.rows.set_body(row, place)
-        self.rows.update(
+        self.rows.set_body(
             row,
+            place,
             state="ready",
             place=self.rows.next_place(),
             attempt=group.attempt,
@@ -142,15 +141,19 @@ class Apply:
             if row.step != event.step:
                 raise LedgerError(f"ack of step {event.step} refused: group {gid} was delivered as step {row.step}")
             self._through(row, "acked")
+        self._count("acked", len(event.ids))
         if event.step >= _schema.get_int(self.rows.db, "acked_step"):
             _schema.put(self.rows.db, "acked_step", event.step)
 
     def _through(self, row: Row, state: str, **columns: int | str) -> None:
-        """The group ended well: count it, and keep of it what the policy says."""
-        _schema.put(self.rows.db, state, _schema.get_int(self.rows.db, state) + 1)
+        """The group ended well: keep of it what the policy says."""
         if not self.keep:
             self.rows.delete(row)
-            return
-        if state == "filtered":
-            self.rows.set_body(row, None)
-        self.rows.update(row, state=state, place=self.rows.next_place(), **columns)
+        elif state == "filtered":
+            self.rows.set_body(row, None, state=state, place=self.rows.next_place(), **columns)
+        else:
+            self.rows.update(row, state=state, place=self.rows.next_place(), **columns)
+
+    def _count(self, state: str, more: int) -> None:
+        """Counts go on after the rows are gone."""
+        _schema.put(self.rows.db, state, _schema.get_int(self.rows.db, state) + more)

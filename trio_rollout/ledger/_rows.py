@@ -9,21 +9,19 @@ from .._core.values import GroupId
 from ..errors import LedgerError
 from ._place import Inline, InSegment, Place
 
-_FIND = """
-SELECT seq, state, attempt, step, segment, start, length, crc, body FROM groups WHERE epoch = ? AND prompt = ?
-"""
-_IN_SEGMENT = "SELECT seq, state, attempt, step, segment, start, length, crc, body FROM groups WHERE segment = ?"
+_FIND = "SELECT seq, state, attempt, step, segment, start, length, crc FROM groups WHERE epoch = ? AND prompt = ?"
+_IN_SEGMENT = "SELECT seq, state, attempt, step, segment, start, length, crc FROM groups WHERE segment = ?"
 
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """What is needed of a row to judge an event."""
+    """What is needed of a row to judge an event; ``place`` only if its body lies in a segment."""
 
     seq: int
     state: str
     attempt: int
     step: int | None
-    place: Place | None
+    place: InSegment | None
 
 
 def place_of(segment: int | None, start: int, length: int, crc: int, body: bytes | None) -> Place | None:
@@ -45,8 +43,9 @@ def columns_of(place: Place | None) -> tuple[int | None, int | None, int | None,
 
 
 def _row(columns: tuple[Any, ...]) -> Row:
-    seq, state, attempt, step, *place = columns
-    return Row(seq=seq, state=state, attempt=attempt, step=step, place=place_of(*place))
+    seq, state, attempt, step, segment, *place = columns
+    where = None if segment is None else InSegment(segment, *place)
+    return Row(seq=seq, state=state, attempt=attempt, step=step, place=where)
 
 
 @final
@@ -102,11 +101,20 @@ class Rows:
         query = f"UPDATE groups SET {names} WHERE seq = ?"  # ruff: ignore[hardcoded-sql-expression]  our own keywords
         self.db.execute(query, (*columns.values(), row.seq))
 
-    def set_body(self, row: Row, body: Place | None) -> None:
-        """Replace the row's body."""
+    def set_body(self, row: Row, body: Place | None, **columns: int | str | bytes | None) -> None:
+        """Replace the row's body, and set columns."""
         segment, start, length, crc, data = columns_of(body)
-        self.update(row, segment=segment, start=start, length=length, crc=crc, body=data)
+        self.update(row, segment=segment, start=start, length=length, crc=crc, body=data, **columns)
         self._account(row.place, body)
+
+    def body(self, row: Row) -> Place:
+        """Where the row's body is; it must have one."""
+        if row.place is not None:
+            return row.place
+        ((data,),) = self.db.execute("SELECT body FROM groups WHERE seq = ?", (row.seq,)).fetchall()
+        if not isinstance(data, bytes):
+            raise AssertionError(f"row {row.seq} is {row.state} without a body")
+        return Inline(data)
 
     def delete(self, row: Row) -> None:
         """Forget a group."""
@@ -118,7 +126,7 @@ class Rows:
         found: list[tuple[Row, InSegment]] = []
         size = 0
         for row in map(_row, self.db.execute(_IN_SEGMENT, (segment,))):
-            if not isinstance(row.place, InSegment) or (found and size + row.place.length > limit):
+            if row.place is None or (found and size + row.place.length > limit):
                 break
             found.append((row, row.place))
             size += row.place.length

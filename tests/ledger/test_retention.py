@@ -1,0 +1,126 @@
+"""Acked bodies are reclaimed: the disk holds what is not acked, and two segments more."""
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+from trio_rollout._core.events import Acked, Delivered, Pulled, Ready
+from trio_rollout._core.values import Group, GroupId, Prompt
+from trio_rollout.ledger import open_ledger, read_ledger
+from trio_rollout.ledger._disk import RealDisk
+from trio_rollout.ledger._records import Encoded, Record
+from trio_rollout.ledger._store import Store, StoreLimits
+from trio_rollout.ledger._userdata import packed
+
+from ._samples import IDENTITY, acked, delivered, group, pulled, ready
+
+SEGMENT = 8 * 2**20
+BATCH = 500
+
+
+def used(path: Path) -> int:
+    """Bytes of all files of the ledger."""
+    return sum(entry.stat().st_size for entry in path.iterdir())
+
+
+@attrs.define(eq=False)
+class Trainer:
+    """Takes batches and acks most of them soon; every twentieth batch is held for a long time."""
+
+    rng: random.Random
+    step: int = 0
+    soon: deque[Delivered] = attrs.field(factory=deque)
+    held: deque[Delivered] = attrs.field(factory=deque)
+
+    def deliver(self, ids: tuple[GroupId, ...]) -> list[Record]:
+        """Deliver these, ack what is due."""
+        event = Delivered(step=self.step, ids=ids)
+        (self.held if self.step % 20 == 0 else self.soon).append(event)
+        self.step += 1
+        due = [self.soon.popleft()] if len(self.soon) > 4 else []
+        due += [self.held.popleft()] if len(self.held) > 5 else []
+        return [(Encoded(event=event),), *((Encoded(event=Acked(step=one.step, ids=one.ids)),) for one in due)]
+
+    @property
+    def unacked(self) -> set[GroupId]:
+        """What is delivered and not acked."""
+        return {gid for one in (*self.soon, *self.held) for gid in one.ids}
+
+
+def records(first: int, rng: random.Random, sizes: dict[GroupId, int]) -> Iterator[Record]:
+    """Pull and finish a batch of groups of some 1 to 3 KB."""
+    prompts = tuple(Prompt(id=str(number), text="x") for number in range(first, first + BATCH))
+    yield (Encoded(event=Pulled(prompts=prompts, source_state={}), bodies=(b"prompt",) * BATCH, note=packed({})),)
+    for prompt in prompts:
+        body = bytes(rng.randrange(500, 3000))
+        sizes[prompt.group_id] = len(body)
+        group = Group(id=prompt.group_id, attempt=1, prompt=prompt, trajectories=())
+        yield (Encoded(event=Ready(group=group), bodies=(body,), note=packed([])),)
+
+
+def run(path: Path, groups: int) -> None:
+    store = Store(where=str(path), disk=RealDisk(path), limits=StoreLimits(inline=1000, segment=SEGMENT))
+    store.open()
+    rng, sizes = random.Random(1), dict[GroupId, int]()
+    trainer = Trainer(rng)
+    try:
+        store.begin(IDENTITY)
+        for first in range(0, groups, BATCH):
+            ready = list(records(first, rng, sizes))
+            assert set(store.commit(ready)) == {None}
+            ids = tuple(GroupId(0, str(number)) for number in range(first, first + BATCH))
+            assert set(store.commit(trainer.deliver(ids))) == {None}
+            store.tidy()
+            unacked = trainer.unacked
+            sizes = {gid: size for gid, size in sizes.items() if gid in unacked}
+            assert used(path) <= sum(sizes.values()) + 2 * SEGMENT
+    finally:
+        store.close()
+    store.open()
+    try:
+        assert len(trainer.unacked) == len(sizes)
+        assert used(path) <= sum(sizes.values()) + 2 * SEGMENT
+    finally:
+        store.close()
+
+
+def test_disk_use_is_bounded_over_a_hundred_thousand_groups(tmp_path):
+    run(tmp_path / "ledger", 100_000)
+
+
+@pytest.mark.soak
+def test_disk_use_is_bounded_over_a_million_groups(tmp_path):
+    run(tmp_path / "ledger", 1_000_000)
+
+
+async def test_acked_bodies_go_with_their_segment(tmp_path):
+    """As soon as nobody needs more than one segment's worth of dead bytes; the rest of a segment moves on."""
+    sizes = StoreLimits(segment=400_000)
+    async with open_ledger(tmp_path, sizes=sizes) as ledger:
+        await ledger.begin(IDENTITY)
+        await ledger.record([pulled(*range(8))])
+        for number in range(8):
+            await ledger.record([ready(number, size=40_000)])
+        assert len(list(tmp_path.glob("*.seg"))) == 4
+        await ledger.record([delivered(0, 0, 2, 3, 4, 5, 6)])
+        await ledger.record([acked(0, 0, 2, 3, 4, 5, 6)])
+        await ledger.record([])  # the one before was told before its space was reclaimed
+        found = await ledger.begin(IDENTITY)
+    assert found.ready == (group(1, size=40_000), group(7, size=40_000))
+    assert len(list(tmp_path.glob("*.seg"))) < 4
+    assert used(tmp_path) < 2 * 160_000 + 2 * 400_000
+
+
+async def test_keep_acked_keeps_them_for_the_export(tmp_path):
+    async with open_ledger(tmp_path, keep_acked=True) as ledger:
+        await ledger.begin(IDENTITY)
+        await ledger.record([pulled(0, 1)])
+        await ledger.record([ready(0, size=40_000), ready(1)])
+        await ledger.record([delivered(0, 0, 1)])
+        await ledger.record([acked(0, 0, 1)])
+    with read_ledger(tmp_path) as reader:
+        assert [found for _, found in reader.groups()] == [group(0, size=40_000), group(1)]
