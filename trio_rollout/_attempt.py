@@ -46,7 +46,10 @@ Outcome: TypeAlias = Finished | Dropped | Unfinished
 
 @attrs.define(eq=False)
 class Attempt:
-    """Identity, scope and fate of one try at a group. ``generating`` counts its rollouts that still sample."""
+    """Identity, scope and fate of one try at a group.
+
+    ``generating`` counts its rollouts that still sample; ``begun`` is the weight version its first request was sent under.
+    """
 
     id: GroupId
     number: int
@@ -54,6 +57,7 @@ class Attempt:
     generating: int
     scope: trio.CancelScope
     new_tokens: int = attrs.field(default=0, init=False)
+    begun: int | None = attrs.field(default=None, init=False)
     _end: Unfinished | None = attrs.field(default=None, init=False)
     _claimed: bool = attrs.field(default=False, init=False)
 

@@ -14,11 +14,13 @@ import trio
 from ._batch import Batch
 from ._core.batching import Answer, Decision, Supply, decide
 from ._core.book import Book, Entry
-from ._core.events import Acked, Delivered, Restored
+from ._core.enums import Cause
+from ._core.events import Acked, Delivered, Requeued, Restored
 from ._core.lifecycle import Event
 from ._core.statistics import EngineStatistics
 from ._core.values import Group
 from ._fate import Fate
+from ._freshness import Freshness
 from ._record import Record
 from ._signal import StateChange
 from .errors import EndOfData, EngineClosed, RolloutError
@@ -33,6 +35,8 @@ class Delivery:
     record: Record
     fate: Fate
     max_ready: int
+    freshness: Freshness
+    queue: deque[Entry]
     new_id: Callable[[], str]
     next_step: int = 0
     came: StateChange = attrs.field(factory=StateChange)
@@ -84,13 +88,36 @@ class Delivery:
     ) -> Batch:
         """Wait for ``size`` groups and hand them out; see ``RolloutEngine.next_batch``."""
         async with self._turn:
-            self._demand = size
-            self.taken.notify()
+            self._ask(size)
             try:
-                await self.came.wait_until(lambda: decide(size, supply()).answer is not Answer.WAIT)
-                return await self._hand_out(decide(size, supply()), statistics)
+                while True:
+                    await self.came.wait_until(
+                        lambda: (
+                            decide(size, supply()).answer is not Answer.WAIT
+                            or bool(self.freshness.too_old(self._ready))
+                        )
+                    )
+                    stale = self.freshness.too_old(self._ready)
+                    if not stale:
+                        return await self._hand_out(decide(size, supply()), statistics)
+                    await self._recycle(stale)
             finally:
-                self._demand = 0
+                self._ask(0)
+
+    def _ask(self, size: int) -> None:
+        self._demand = size
+        self.freshness.note_asked(size)
+        self.taken.notify()
+
+    async def _recycle(self, stale: list[Entry]) -> None:
+        """Requeue groups that are too old for the trainer that would get them now."""
+        await self.record.write(*(_requeued(entry) for entry in stale))
+        for entry in stale:
+            self._ready.remove(entry)
+            self.book.recycle(entry)
+            self.freshness.note_recycled(entry)
+        self.queue.extend(stale)
+        self.taken.notify()
 
     async def _hand_out(self, decision: Decision, statistics: Callable[[], EngineStatistics]) -> Batch:
         if decision.answer is Answer.FAILED and self.fate.error is not None:
@@ -99,8 +126,9 @@ class Delivery:
             raise EndOfData("the source has ended and every group is delivered, filtered or quarantined")
         if decision.answer is Answer.CLOSED:
             raise EngineClosed("the engine is drained and nothing deliverable is left")
-        entries = [self._ready.popleft() for _ in range(decision.count)]
+        entries = self.freshness.in_order(self._ready)[: decision.count]
         for entry in entries:
+            self._ready.remove(entry)
             self.book.apply(entry, Event.DELIVER)
         step = self.next_step
         self.next_step += 1
@@ -115,6 +143,7 @@ class Delivery:
         )
         self._out[step] = (batch.id, entries)
         self._seen.difference_update(entries)
+        self.freshness.note_delivered(len(entries))
         self.taken.notify()
         return batch
 
@@ -169,3 +198,7 @@ class Delivery:
         entries = list(self._ready)
         self._ready.clear()
         return entries
+
+
+def _requeued(entry: Entry) -> Requeued:
+    return Requeued(id=entry.id, attempt=entry.attempt, cause=Cause.STALE, attempts=entry.attempts, free=entry.free)

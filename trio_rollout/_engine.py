@@ -177,6 +177,7 @@ class RolloutEngine:
             drained=parts.pool.drained,
             failed=parts.fate.error is not None,
             failure_told=parts.fate.told,
+            due=parts.weights.freshness.due(),
         )
 
     def _refuse_if_closed(self, what: str) -> None:

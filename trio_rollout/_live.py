@@ -37,6 +37,10 @@ class LiveAttempts:
         for attempt in list(self._attempts):
             attempt.cancel(cause, why)
 
+    def all(self) -> list[Attempt]:
+        """The attempts under way."""
+        return list(self._attempts)
+
     def cancel_sampling(self, cause: Cause, why: str) -> None:
         """Cancel the attempts that still sample; those that are only being scored have all their tokens."""
         for attempt in list(self._attempts):

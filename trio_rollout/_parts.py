@@ -1,6 +1,7 @@
 """Putting an engine together: its parts, wired, with what the ledger remembers."""
 
 import hashlib
+from collections import deque
 from collections.abc import Sequence
 
 import attrs
@@ -13,6 +14,7 @@ from ._core.settings import EngineSettings
 from ._core.values import Group
 from ._delivery import Delivery
 from ._fate import Fate
+from ._freshness import Freshness
 from ._gate import Gate
 from ._instruments import Instruments
 from ._live import LiveAttempts
@@ -81,11 +83,15 @@ def _wire(source: Source, recipe: Recipe, ledger: Ledger | None, instruments: In
     changed, came = StateChange(), StateChange()
     fate = Fate(came)
     record, book, live = Record(ledger, fate), Book(), LiveAttempts()
+    freshness = Freshness(staleness=recipe.settings.staleness, gate=recipe.gate, live=live, instruments=instruments)
+    queue: deque[Entry] = deque()
     delivery = Delivery(
         book=book,
         record=record,
         fate=fate,
         max_ready=recipe.settings.max_ready,
+        freshness=freshness,
+        queue=queue,
         new_id=recipe.ports.new_rid,
         came=came,
         taken=changed,
@@ -103,6 +109,8 @@ def _wire(source: Source, recipe: Recipe, ledger: Ledger | None, instruments: In
         changed=changed,
         instruments=instruments,
         budget=FailureBudget(recipe.settings.failure_budget),
+        freshness=freshness,
+        queue=queue,
     )
     weights = Weights(
         recipe=recipe,
@@ -111,6 +119,7 @@ def _wire(source: Source, recipe: Recipe, ledger: Ledger | None, instruments: In
         record=record,
         fate=fate,
         changed=changed,
+        freshness=freshness,
         instruments=instruments,
     )
     return Parts(recipe, book, delivery, pool, weights, record, fate, slots)

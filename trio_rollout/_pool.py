@@ -22,6 +22,7 @@ from ._core.retry import Again, FailureBudget, after_failure
 from ._core.values import Prompt, QuarantineReport
 from ._delivery import Delivery
 from ._fate import Fate
+from ._freshness import Freshness
 from ._group import run_attempt
 from ._instruments import Instruments
 from ._live import LiveAttempts
@@ -31,6 +32,9 @@ from ._signal import StateChange
 from ._slots import SlotLease, Slots
 from .abc import Source
 from .errors import LedgerError, RolloutError, SourceError
+
+_AHEAD = 4
+"""A quarter of what can run is pulled ahead: while a ledger writes a pull down, slots that become free do not wait for it."""
 
 
 @final
@@ -49,16 +53,17 @@ class Pool:
     changed: StateChange
     instruments: Instruments
     budget: FailureBudget
+    freshness: Freshness
+    queue: deque[Entry]
     exhausted: bool = False
     drained: bool = attrs.field(default=False, init=False)
     generated_tokens: int = attrs.field(default=0, init=False)
-    _queue: deque[Entry] = attrs.field(factory=deque, init=False)
     _admission: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     _one_drain: trio.Lock = attrs.field(factory=trio.Lock, init=False)
 
     def remember(self, entries: Sequence[Entry]) -> None:
         """Queue groups that a ledger remembers as unfinished."""
-        self._queue.extend(entries)
+        self.queue.extend(entries)
 
     async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Run until admission is closed by a drain and every attempt is over."""
@@ -71,14 +76,18 @@ class Pool:
 
     def load(self) -> Load:
         """What admission looks at now."""
+        finished = self.delivery.ready + self.delivery.blocked
+        per_group = self.recipe.settings.samples_per_prompt
         return Load(
             open=self.recipe.gate.is_open and self.fate.error is None,
             free_slots=self.slots.free,
-            per_group=self.recipe.settings.samples_per_prompt,
-            eligible=len(self._queue),
-            finished=self.delivery.ready + self.delivery.blocked,
+            per_group=per_group,
+            eligible=len(self.queue),
+            finished=finished,
             bound=self.delivery.bound,
             exhausted=self.exhausted,
+            fresh_room=self.freshness.room(self.book.count(State.RUNNING) + self.delivery.ready),
+            ahead=max(1, self.slots.total // per_group // _AHEAD),
         )
 
     async def _pull(self) -> None:
@@ -98,7 +107,7 @@ class Pool:
         entries = [self.book.pull(prompt) for prompt in prompts]
         if prompts:
             await self.record.write(Pulled(prompts=tuple(prompts), source_state=self.source.state()))
-        self._queue.extend(entries)
+        self.queue.extend(entries)
         self.changed.notify()
         self.delivery.came.notify()
 
@@ -109,7 +118,7 @@ class Pool:
                 self._start(attempts)
 
     def _start(self, attempts: trio.Nursery) -> None:
-        entry = self._queue.popleft()
+        entry = self.queue.popleft()
         settings = self.recipe.settings
         self.book.start(entry)
         attempt = new_attempt(
@@ -133,7 +142,7 @@ class Pool:
             self.changed.notify()
             return
         await wait_s(backoff)
-        self._queue.append(entry)
+        self.queue.append(entry)
         self.changed.notify()
 
     async def _settle(self, entry: Entry, attempt: Attempt, outcome: Outcome) -> float | None:
@@ -217,7 +226,7 @@ class Pool:
         """Return these groups to the source; with a ledger they stay where they are, and it remembers them."""
         if self.record.ledger is not None or not entries:
             return
-        self._queue.clear()
+        self.queue.clear()
         try:
             await self.source.give_back([entry.prompt for entry in entries])
         except Exception as error:  # noqa: BLE001  the boundary of the source: its failure becomes the engine's

@@ -76,6 +76,8 @@ async def _call_once(
     gate, seconds = recipe.gate, recipe.settings.deadlines.turn
     answer: Turn | None = None
     await gate.wait()
+    if attempt.begun is None:
+        attempt.begun = gate.version
     with gate.turn(seconds) as passage, passage.scope:
         try:
             answer = await recipe.servers.generate(prompt, sampling, affinity=affinity, extra=extra)

@@ -24,6 +24,7 @@ from ._core.checks import is_whole
 from ._core.enums import Cause, PauseMode
 from ._core.events import VersionChanged
 from ._fate import Fate
+from ._freshness import Freshness
 from ._instruments import Instruments
 from ._live import LiveAttempts
 from ._recipe import Recipe
@@ -64,6 +65,7 @@ class Weights:
     record: Record
     fate: Fate
     changed: StateChange
+    freshness: Freshness
     instruments: Instruments
     may_repeat: bool = False
     _owner: trio.lowlevel.Task | None = attrs.field(default=None, init=False)
@@ -147,6 +149,10 @@ class Weights:
         await self.record.write(VersionChanged(version=version))
         self.recipe.gate.version = version
         self.may_repeat = False
+        self.freshness.note_new_version()
+        for attempt in self.live.all():
+            if self.freshness.hopeless_at(attempt.begun):
+                attempt.cancel(Cause.STALE, f"began under version {attempt.begun}, the weights are at {version}")
 
     async def _reopen(self, window: WeightUpdate) -> None:
         with window.timed("resume"), trio.move_on_after(self.recipe.settings.deadlines.control) as limit:

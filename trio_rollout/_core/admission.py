@@ -8,7 +8,8 @@ class Load:
     """What admission looks at. Slots are counted in rollouts, everything else in groups.
 
     ``eligible``: waiting groups whose backoff is over. ``finished``: ready ones and those that wait for room among them.
-    ``bound``: how many may be finished before admission stops.
+    ``bound``: how many may be finished before admission stops. ``fresh_room``: how many more may start without becoming
+    too old; None: any number. ``ahead``: how many prompts to have at hand, so that a free slot never waits for the source.
     """
 
     open: bool
@@ -18,6 +19,8 @@ class Load:
     finished: int
     bound: int
     exhausted: bool = False
+    fresh_room: int | None = None
+    ahead: int = 0
 
 
 def startable(load: Load) -> int:
@@ -26,13 +29,14 @@ def startable(load: Load) -> int:
 
 
 def pullable(load: Load) -> int:
-    """How many prompts to take from the source: only what could start at once, behind everything that waits."""
-    if load.exhausted:
+    """How many prompts to take from the source: what could start at once behind everything that waits, and a few ahead."""
+    if load.exhausted or not load.open:
         return 0
-    return max(0, _room(load) - load.eligible)
+    return max(0, _room(load) + load.ahead - load.eligible)
 
 
 def _room(load: Load) -> int:
     if not load.open or load.finished >= load.bound:
         return 0
-    return load.free_slots // load.per_group
+    whole = load.free_slots // load.per_group
+    return whole if load.fresh_room is None else min(whole, load.fresh_room)

@@ -22,7 +22,7 @@ class Answer(enum.Enum):
 
 @attrs.frozen(kw_only=True)
 class Supply:
-    """What a consumer can hope for, in groups. ``unfinished``: waiting and running; ``blocked``: finished, not yet ready."""
+    """What a consumer can hope for, in groups. ``unfinished``: waiting and running; ``due``: running, and to be in this batch."""
 
     ready: int
     unfinished: int
@@ -30,6 +30,7 @@ class Supply:
     drained: bool
     failed: bool
     failure_told: bool
+    due: int = 0
 
 
 @attrs.frozen
@@ -48,7 +49,7 @@ def decide(size: int, supply: Supply) -> Decision:
     """
     if supply.failed and not supply.failure_told:
         return Decision(Answer.FAILED)
-    if supply.ready >= size:
+    if supply.ready >= size and not supply.due:
         return Decision(Answer.TAKE, size)
     over = supply.failed or supply.drained or (supply.exhausted and not supply.unfinished)
     if not over:
