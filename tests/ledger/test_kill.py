@@ -12,7 +12,7 @@ import pytest
 from trio_rollout._core.lifecycle import State
 from trio_rollout.ledger import read_ledger
 
-from ._samples import gid, group
+from ._samples import group
 from .killed_child import size_of
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ has reclaimed or moved meanwhile is looked up again.
 import json
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import Any, final
 
@@ -32,6 +32,10 @@ _PAGE = 256
 _ROWS = """
 SELECT seq, epoch, prompt, state, attempt, attempts, step, cause, reason, oldest, newest, rewards, error
 FROM groups WHERE seq > ? AND state IN (SELECT value FROM json_each(?)) ORDER BY seq LIMIT ?
+"""
+_ROW = """
+SELECT seq, epoch, prompt, state, attempt, attempts, step, cause, reason, oldest, newest, rewards, error
+FROM groups WHERE epoch = ? AND prompt = ?
 """
 _WITH_GROUP = (State.READY, State.DELIVERED, State.ACKED)
 
@@ -107,6 +111,11 @@ class LedgerReader:
         """The groups in these states (none given: in any), in the order they were pulled."""
         return map(_summary, self._rows(states))
 
+    def summary_by_id(self, gid: GroupId) -> GroupSummary | None:
+        """One group's summary; None if the ledger has no row of it."""
+        row = self._db.execute(_ROW, tuple(gid)).fetchone()
+        return None if row is None else _summary(row)
+
     def _rows(self, states: tuple[State, ...]) -> Iterator[tuple[Any, ...]]:
         wanted = json.dumps([state.value for state in states or State])
         last: Any = -1
@@ -164,16 +173,27 @@ class LedgerReader:
         return data if place.holds(data) else None
 
 
+def _open(path: Path, options: str) -> apsw.Connection:
+    flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+    db = apsw.Connection(f"{(path / DATABASE).absolute().as_uri()}?mode=ro{options}", flags=flags)
+    db.set_busy_timeout(10_000)
+    _schema.check_format(db, str(path))
+    return db
+
+
 def _connect(path: Path) -> apsw.Connection:
     if not (path / DATABASE).exists():
         raise LedgerError(f"{path} is no ledger: it holds no {DATABASE}")
     try:
-        db = apsw.Connection(fspath(path / DATABASE), flags=apsw.SQLITE_OPEN_READONLY)
-        db.set_busy_timeout(10_000)
-        _schema.check_format(db, str(path))
+        return _open(path, "")
+    except (apsw.ReadOnlyError, apsw.CantOpenError) as error:
+        # Where we may not write, SQLite can't make the files that readers and a writer share. Without a log there is no
+        # writer, and nothing to share.
+        if (path / f"{DATABASE}-wal").exists():
+            raise LedgerError(f"ledger {path} can't be read without the right to write there: {error}") from error
     except apsw.Error as error:
         raise LedgerError(f"ledger {path} can't be read: {error}") from error
-    return db
+    return _open(path, "&immutable=1")
 
 
 @contextmanager

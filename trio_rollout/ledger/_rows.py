@@ -112,9 +112,10 @@ class Rows:
         if row.place is not None:
             return row.place
         ((data,),) = self.db.execute("SELECT body FROM groups WHERE seq = ?", (row.seq,)).fetchall()
-        if not isinstance(data, bytes):
+        found = place_of(None, 0, 0, 0, data)
+        if found is None:
             raise AssertionError(f"row {row.seq} is {row.state} without a body")
-        return Inline(data)
+        return found
 
     def delete(self, row: Row) -> None:
         """Forget a group."""
