@@ -165,11 +165,19 @@ class JsonlSource:
         if saved.file is not None:
             size = self._file.mark.size if self._file is not None else require_file(self.path).st_size
             require_same(f"{saved.file.size} bytes", f"{size} bytes", what="file", source=self)
+        self._require_possible(saved)
         if self._file is not None:
             self._require_origin(saved.file, self._file)
         self._restored_from = saved.file
         self._epoch, self._position = saved.epoch, saved.position
         self._returned = list(starmap(GroupId, saved.returned))
+
+    def _require_possible(self, saved: JsonlPosition) -> None:
+        damaged = f"{self!r}: cannot be restored from a damaged state: "
+        if self.epochs is not None and saved.epoch + (saved.position > 0) > self.epochs:
+            raise SourceError(f"{damaged}position {saved.position} of epoch {saved.epoch}, of {self.epochs} from 0")
+        if self._file is not None and saved.position >= len(self._file):
+            raise SourceError(f"{damaged}position {saved.position}, but the file has {len(self._file)} prompts")
 
     def _require_origin(self, saved: FileMark | None, file: JsonlFile) -> None:
         if saved is not None:

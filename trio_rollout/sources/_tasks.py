@@ -131,6 +131,11 @@ class TaskSource:
             what="(name, count, seed)",
             source=self,
         )
+        if saved.position > self.count or any(index >= saved.position for index in saved.returned):
+            raise SourceError(
+                f"{self!r}: cannot be restored from a damaged state: position {saved.position} of {self.count}, "
+                f"returned {list(saved.returned)}"
+            )
         self._position, self._returned = saved.position, list(saved.returned)
 
     def _generated(self, wanted: Sequence[int]) -> list[tuple[int, dict[str, Any]]]:
