@@ -62,6 +62,12 @@ def test_every_group_is_scored_and_a_second_run_makes_none_again(run, scripted, 
     assert any("rollouts in this run" in line and line.strip("│ ").endswith(" 0") for line in again.lines)
     assert exported(tmp_path / "out") == groups
 
+    other = run("--prompts", write_jsonl(tmp_path / "other.jsonl", [{"prompt": "say no"}]), "--server", scripted)
+
+    assert other.status == 1
+    assert "other.jsonl" in other.err
+    assert exported(tmp_path / "out") == groups
+
 
 def test_without_a_server_a_tiny_one_is_started_and_ends_with_the_run(run):
     ended = run("--max-new-tokens", 4, "--reward", "regex:.")

@@ -1,4 +1,8 @@
-"""From the options of ``run`` to what the engine takes: generate function, reward, settings, servers."""
+"""One run as the engine takes it, made from the options: source, generate function, reward, settings, servers."""
+
+from pathlib import Path
+
+import attrs
 
 from .. import SingleTurn
 from .._core.sampling import SamplingParams
@@ -8,9 +12,44 @@ from ..sources import TaskSource
 from ._names import resolve_generate, resolve_reward
 from ._run_options import RunOptions
 from ._servers import ServerChoice
+from ._sources import CliSource, source_of
 
 
-def servers_of(options: RunOptions) -> ServerChoice:
+@attrs.frozen(kw_only=True, eq=False)
+class Job:
+    """What one run does, with what, into which folder."""
+
+    source: CliSource
+    generate: Generate
+    reward: Reward
+    servers: ServerChoice
+    settings: EngineSettings
+    out: Path
+    grace: float
+
+
+def job_of(options: RunOptions) -> Job:
+    """What the options say.
+
+    Raises:
+      click.UsageError: they contradict each other or name something that is not there.
+      SettingsError: a value is out of its range.
+      SourceError: there are no prompts.
+
+    """
+    source = source_of(options)
+    return Job(
+        source=source,
+        generate=_generate_of(options),
+        reward=_reward_of(options, source),
+        servers=_servers_of(options),
+        settings=_settings_of(options),
+        out=options.out,
+        grace=options.grace,
+    )
+
+
+def _servers_of(options: RunOptions) -> ServerChoice:
     """The servers that the options name."""
     return ServerChoice(
         urls=tuple(dict.fromkeys(options.server)),
@@ -21,14 +60,14 @@ def servers_of(options: RunOptions) -> ServerChoice:
     )
 
 
-def reward_of(options: RunOptions, source: Source) -> Reward:
+def _reward_of(options: RunOptions, source: Source) -> Reward:
     """The reward that the options name; by default the tasks' own verifier, else ``exact_match``."""
     if options.reward is None and isinstance(source, TaskSource):
         return source.reward
     return resolve_reward(options.reward or "exact_match")
 
 
-def generate_of(options: RunOptions) -> Generate:
+def _generate_of(options: RunOptions) -> Generate:
     """The generate function: one turn, or the user's own, with the sampling of the options."""
     sampling = SamplingParams(
         max_new_tokens=options.max_new_tokens,
@@ -42,7 +81,7 @@ def generate_of(options: RunOptions) -> Generate:
     return resolve_generate(options.generate, sampling)
 
 
-def settings_of(options: RunOptions) -> EngineSettings:
+def _settings_of(options: RunOptions) -> EngineSettings:
     """The engine's settings.
 
     Raises:

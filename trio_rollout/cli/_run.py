@@ -4,25 +4,26 @@ Its tasks live in one nursery inside the engine: the loop, the progress display,
 is the run's end.
 """
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 import attrs
 import trio
 
-from .. import EngineSettings, RolloutEngine, open_rollout_engine
+from .. import RolloutEngine, open_rollout_engine
 from .._backoff import wait_s
-from ..abc import Generate, Reward
 from ..errors import EndOfData, EngineClosed
 from ..ledger import open_ledger
 from ..observe import task_tree
 from ._display import Screen
+from ._job import Job
 from ._outcome import Ending, Outcome
 from ._progress import Meter
-from ._servers import ServerChoice, open_servers
-from ._signals import open_tree_on_usr1, stop_on_interrupt
-from ._sources import CliSource, checked_total
+from ._servers import open_servers
+from ._signals import Say, open_tree_on_usr1, stop_on_interrupt
+from ._sources import checked_total
 from ._tally import RewardTally
 
 MAX_BATCH = 64
@@ -48,6 +49,7 @@ class _Run:
     async def consume(self) -> Ending:
         """Take and ack groups until there are no more."""
         while True:
+            await trio.lowlevel.checkpoint()
             ready = self.engine.statistics().ready  # never wait for more than is there: a group is safe once acked
             try:
                 batch = await self.engine.next_batch(max(1, min(MAX_BATCH, ready)))
@@ -86,18 +88,22 @@ async def _until_the_end(run: _Run, *, grace: float, cancel: Callable[[], None])
     return ending
 
 
-async def run_job(
-    source: CliSource,
-    generate: Generate,
-    *,
-    reward: Reward,
-    servers: ServerChoice,
-    settings: EngineSettings,
-    out: Path,
-    grace: float,
-    screen: Screen,
-) -> Outcome:
-    """Produce every group of the source, scored, in the ledger at ``out``; what it has already is not made again.
+@asynccontextmanager
+async def _open_engine(job: Job, *, say: Say) -> AsyncGenerator[RolloutEngine]:
+    """The engine, inside all that it needs."""
+    async with (
+        open_tree_on_usr1(task_tree, say=say),
+        open_servers(job.servers, say=say) as servers,
+        open_ledger(job.out, keep_acked=True) as ledger,
+        open_rollout_engine(
+            job.source, job.generate, servers=servers, reward=job.reward, ledger=ledger, settings=job.settings
+        ) as engine,
+    ):
+        yield engine
+
+
+async def run_job(job: Job, *, screen: Screen) -> Outcome:
+    """Produce every group of the source, scored, in the ledger; what it has already is not made again.
 
     Blocks until the source has ended or an interrupt has drained the engine. Cancelled, the running groups are cancelled
     and stay to be done in the ledger.
@@ -108,26 +114,19 @@ async def run_job(
 
     """
     begun = trio.current_time()
-    total = await checked_total(source, tokenizer=servers.tokenizer)
+    total = await checked_total(job.source, tokenizer=job.servers.tokenizer)
     run: _Run | None = None
     ending, error = Ending.CANCELLED, None
     # Around everything: only a body that is left by Cancelled makes the engine leave without a grace.
-    with trio.CancelScope() as everything:
+    with trio.CancelScope() as everything:  # noqa: ASYNC912  opening the servers is a checkpoint
         try:
-            async with (
-                open_tree_on_usr1(task_tree, say=screen.say),
-                open_servers(servers, say=screen.say) as client,
-                open_ledger(out, keep_acked=True) as ledger,
-                open_rollout_engine(
-                    source, generate, servers=client, reward=reward, ledger=ledger, settings=settings
-                ) as engine,
-            ):
+            async with _open_engine(job, say=screen.say) as engine:
                 run = _Run(engine=engine, meter=Meter(total=total), screen=screen)
-                ending = await _until_the_end(run, grace=grace, cancel=everything.cancel)
+                ending = await _until_the_end(run, grace=job.grace, cancel=everything.cancel)
         except Exception as failure:
             if run is None:  # nothing has begun, so there is nothing to report but this
                 raise
             ending, error = Ending.FAILED, failure
     if run is None:
         raise AssertionError("only a run that has begun is cancelled in silence")
-    return run.outcome(ending=ending, error=error, elapsed_s=trio.current_time() - begun, out=out)
+    return run.outcome(ending=ending, error=error, elapsed_s=trio.current_time() - begun, out=job.out)

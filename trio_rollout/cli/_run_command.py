@@ -9,11 +9,11 @@ from rich.console import Console
 
 from ._config import config_option
 from ._display import Screen, open_display
-from ._job import generate_of, reward_of, servers_of, settings_of
+from ._group_view import printable
+from ._job import job_of
 from ._outcome import ExitStatus, Outcome, closing_lines, exit_status, summary
 from ._run import run_job
 from ._run_options import RunOptions, run_options
-from ._sources import source_of
 
 _EPILOG = """\b
 Exit status: 0 every group is scored; 1 the run failed; 2 wrong usage; 3 some groups were given up (they are
@@ -25,7 +25,7 @@ def _report(console: Console, outcome: Outcome, *, quiet: bool) -> None:
     if not quiet:
         console.print(summary(outcome))
     for line in closing_lines(outcome):
-        click.echo(line)
+        click.echo(printable(line))
 
 
 def execute(options: RunOptions) -> ExitStatus:
@@ -36,23 +36,13 @@ def execute(options: RunOptions) -> ExitStatus:
       click.UsageError: the options contradict each other or name something that is not there.
 
     """
-    source = source_of(options)
-    job = partial(
-        run_job,
-        source,
-        generate_of(options),
-        reward=reward_of(options, source),
-        servers=servers_of(options),
-        settings=settings_of(options),
-        out=options.out,
-        grace=options.grace,
-    )
+    job = job_of(options)
     console = Console()
     progress = not (options.quiet or options.no_progress)
     with open_display(
         console, title=str(options.out), progress=progress, plain_every_s=options.progress_every
     ) as display:
-        outcome = trio.run(partial(job, screen=Screen(display)), strict_exception_groups=True)
+        outcome = trio.run(partial(run_job, job, screen=Screen(display)), strict_exception_groups=True)
     _report(console, outcome, quiet=options.quiet)
     if outcome.error is not None:
         raise outcome.error

@@ -1,6 +1,7 @@
 """The prompts of a run: the source that the options name, checked as a whole before anything is started."""
 
 import click
+import trio
 
 from ..errors import SourceError
 from ..sources import JsonlSource, TaskSource
@@ -49,6 +50,7 @@ async def checked_total(source: CliSource, *, tokenizer: str | None) -> int | No
       SourceError: a line is no prompt, or two have one id, or the prompts are messages and there is no tokenizer.
 
     """
+    await trio.lowlevel.checkpoint()
     if isinstance(source, TaskSource):
         return source.count
     await source.check()

@@ -8,7 +8,7 @@ import subprocess  # ruff: ignore[suspicious-subprocess-import]  only for its co
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import final
+from typing import Any, final
 
 import attrs
 import trio
@@ -94,11 +94,9 @@ async def open_tiny_process(
     command += ["--until-stdin-closes", *_arguments(settings or TinySettings())]
 
     async def serve(*, task_status: trio.TaskStatus[TinyProcess]) -> None:
-        # A session of its own: Ctrl-C in a terminal goes to every process of the foreground group, and a run that
-        # drains still needs its server.
-        process = await trio.lowlevel.open_process(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
+        # A session of its own: a terminal's Ctrl-C goes to the whole group, and a run that drains needs its server.
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        process = await trio.lowlevel.open_process(command, start_new_session=True, **pipes)
         if process.stdout is None or process.stdin is None:
             raise AssertionError("pipes were asked for")
         async with process.stdin, process.stdout:
