@@ -20,12 +20,38 @@ WAKE_PER_TICK = 64
 
 
 @attrs.define(eq=False)
-class Passage:
-    """One turn under way: its scope, the window it began under, and whether the window gave its call up."""
+class Clock:
+    """A scope with a time limit that stands still while the gate is closed."""
 
-    scope: trio.CancelScope
-    epoch: int
-    remaining: float = math.inf
+    limit: float
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    _remaining: float | None = attrs.field(default=None, init=False)
+
+    def wind(self) -> None:
+        """Start the whole limit again."""
+        if self._remaining is None:
+            self.scope.deadline = trio.current_time() + self.limit
+        else:
+            self._remaining = self.limit
+
+    def stop(self) -> None:
+        """Stand still."""
+        if self._remaining is None:
+            self._remaining = self.scope.deadline - trio.current_time()
+            self.scope.deadline = math.inf
+
+    def go(self) -> None:
+        """Go on with what was left."""
+        if self._remaining is not None:
+            self.scope.deadline = trio.current_time() + self._remaining
+            self._remaining = None
+
+
+@attrs.define(eq=False)
+class Passage(Clock):
+    """One turn under way: the window it began under, and whether a window gave its call up."""
+
+    epoch: int = 0
     interrupted: bool = False
 
 
@@ -43,6 +69,7 @@ class Gate:
     changed: StateChange = attrs.field(factory=StateChange, init=False)
     _outside: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _inside: dict[Passage, None] = attrs.field(factory=dict, init=False)
+    _clocks: dict[Clock, None] = attrs.field(factory=dict, init=False)
 
     @property
     def calls(self) -> int:
@@ -57,29 +84,45 @@ class Gate:
     @contextmanager
     def turn(self, seconds: float | None) -> Generator[Passage]:
         """Register one turn; the caller enters its scope, whose deadline stands still while the gate is closed."""
-        passage = Passage(trio.CancelScope(deadline=deadline_after(seconds)), self.epoch)
+        passage = Passage(limit_of(seconds), epoch=self.epoch)
         self._inside[passage] = None
         try:
-            yield passage
+            with self._ticking(passage):
+                yield passage
         finally:
             del self._inside[passage]
             self.changed.notify()
 
+    @contextmanager
+    def clock(self, seconds: float | None) -> Generator[Clock]:
+        """Register a time limit; the caller enters its scope and winds it up again whenever something moves."""
+        clock = Clock(limit_of(seconds))
+        with self._ticking(clock):
+            yield clock
+
+    @contextmanager
+    def _ticking(self, clock: Clock) -> Generator[None]:
+        clock.wind()
+        if not self.is_open:
+            clock.stop()
+        self._clocks[clock] = None
+        try:
+            yield
+        finally:
+            del self._clocks[clock]
+
     def close(self) -> None:
-        """Let no request through, and stop the clock of the turns under way."""
+        """Let no request through, and stop the clocks of what is under way."""
         self.is_open = False
         self.epoch += 1
-        now = trio.current_time()
-        for passage in self._inside:
-            passage.remaining = passage.scope.deadline - now
-            passage.scope.deadline = math.inf
+        for clock in self._clocks:
+            clock.stop()
 
     async def open(self) -> None:
         """Open for everybody. Blocks until all waiters were woken; cancelled, the rest is woken at once."""
         self.is_open = True
-        now = trio.current_time()
-        for passage in self._inside:
-            passage.scope.deadline = now + passage.remaining
+        for clock in self._clocks:
+            clock.go()
         try:
             while self._outside:
                 self._outside.unpark(count=WAKE_PER_TICK)
@@ -95,6 +138,11 @@ class Gate:
             passage.scope.cancel(reason="weight update")
 
 
+def limit_of(seconds: float | None) -> float:
+    """A time limit in seconds; None, zero and negative numbers mean none."""
+    return math.inf if seconds is None or seconds <= 0 else seconds
+
+
 def deadline_after(seconds: float | None) -> float:
     """The deadline so many seconds from now; None, zero and negative numbers mean none."""
-    return math.inf if seconds is None or seconds <= 0 else trio.current_time() + seconds
+    return trio.current_time() + limit_of(seconds)

@@ -67,9 +67,14 @@ async def _one_rollout(
 
 async def _scored_rollout(attempt: Attempt, recipe: Recipe, index: int, deadline: float) -> Trajectory:
     prompt = untouched(attempt.prompt)
-    handle = RolloutHandle(attempt, recipe, prompt, index, min(deadline, attempt.deadline))
+    limit, made = recipe.settings.deadlines.no_progress, None
     try:
-        trajectory = _accepted(await recipe.generate(prompt, handle), attempt, index)
+        with recipe.gate.clock(limit) as clock, clock.scope:
+            handle = RolloutHandle(attempt, recipe, prompt, index, min(deadline, attempt.deadline), clock.wind)
+            made = await recipe.generate(prompt, handle)
+        if clock.scope.cancelled_caught:
+            raise await attempt.give_up(Cause.NO_PROGRESS, f"rollout {index}: nothing new for {limit} s")
+        trajectory = _accepted(made, attempt, index)
     finally:
         attempt.generating -= 1
     # The trainer gets the source's own prompt, whatever user code did to the copy it was given.

@@ -1,6 +1,6 @@
 """The rollout handle: a generate function's only door to the outside; and the stock generate function."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import final
 
@@ -29,6 +29,7 @@ class RolloutHandle:
     _prompt: Prompt
     index: int
     deadline: float
+    _moved: Callable[[], None]
 
     @property
     def attempt(self) -> int:
@@ -70,6 +71,7 @@ class RolloutHandle:
             chosen,
             affinity=f"{self._attempt.id}#{self.attempt}.{self.index}",
             extra={**self._prompt.extra, **extra},
+            moved=self._moved,
         )
 
     def finish(self, turns: Sequence[Turn], *, status: Status | None = None) -> Trajectory:

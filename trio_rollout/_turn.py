@@ -4,7 +4,8 @@ Without ``partial`` an interrupted turn ends the attempt. With it the turn goes 
 it has: wait for the gate, resubmit prompt and tokens with what is left of ``max_new_tokens``, merge the parts.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import attrs
@@ -15,6 +16,7 @@ from ._core.failures import failure_of
 from ._core.sampling import SamplingParams
 from ._core.turns import context_after, is_used_up, merge, remaining
 from ._core.values import Failure, Turn
+from ._gate import limit_of
 from ._recipe import Recipe
 from .abc import ModelInput
 from .errors import ServerLost
@@ -41,6 +43,7 @@ async def sample_turn(
     *,
     affinity: str,
     extra: Mapping[str, object],
+    moved: Callable[[], None],
 ) -> Turn:
     """Sample one turn. Blocks for the gate, then for the answer, at most ``Deadlines.turn`` a call.
 
@@ -51,7 +54,10 @@ async def sample_turn(
     in_vain = 0
     while True:
         asked = remaining(sampling, parts) if parts else sampling
-        call = await _call_once(attempt, recipe, context_after(parts) if parts else prompt, asked, affinity, extra)
+        call = await _call_once(
+            attempt, recipe, context_after(parts) if parts else prompt, asked, affinity, extra, moved
+        )
+        moved()
         if isinstance(call, Turn):
             return merge([*parts, call])
         if call.tokens is not None and len(call.tokens.output_ids):
@@ -72,18 +78,21 @@ async def _call_once(
     sampling: SamplingParams,
     affinity: str,
     extra: Mapping[str, object],
+    moved: Callable[[], None],
 ) -> _Call:
     gate, seconds = recipe.gate, recipe.settings.deadlines.turn
+    watched = moved if recipe.settings.partial or limit_of(recipe.settings.deadlines.no_progress) < math.inf else None
     answer: Turn | None = None
     await gate.wait()
     if attempt.begun is None:
         attempt.begun = gate.version
     with gate.turn(seconds) as passage, passage.scope:
         try:
-            answer = await recipe.servers.generate(prompt, sampling, affinity=affinity, extra=extra)
+            answer = await recipe.servers.generate(prompt, sampling, affinity=affinity, extra=extra, moved=watched)
         except ServerLost as error:
             failure = failure_of(error, Cause.SERVER_LOST, group=attempt.id, attempt=attempt.number)
-            return _Interrupted(Cause.SERVER_LOST, str(error), failure=failure)
+            attempt.new_tokens += len(error.tokens.output_ids) if error.tokens else 0
+            return _Interrupted(Cause.SERVER_LOST, str(error), tokens=error.tokens, failure=failure)
     if answer is None:
         if passage.interrupted:
             return _Interrupted(Cause.WEIGHT_UPDATE, "a weight update closed the call")

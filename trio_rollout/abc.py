@@ -1,6 +1,6 @@
 """What users write: the protocols of sources, generate functions, scorers, filters, servers and ledgers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import attrs
@@ -148,8 +148,12 @@ class InferenceServers(Protocol):
         *,
         affinity: str | None = None,
         extra: Mapping[str, object] = {},
+        moved: Callable[[], None] | None = None,
     ) -> Turn:
         """Sample one turn on one server; an aborted one returns with stop ABORT and the tokens it has.
+
+        With ``moved`` the answer is streamed, and ``moved()`` is called whenever new tokens have come; what came before
+        the server was lost is then in ``ServerLost.tokens``.
 
         Blocks until the answer is there; waits while no server is usable. Cancelled, the request is aborted on its
         server and its connection is reused or closed before Cancelled goes on, within the abort budget.

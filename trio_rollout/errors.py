@@ -4,6 +4,11 @@ A message says what was attempted, the limit and the actual value. All of them c
 everything else keyword-only with a default.
 """
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._core.values import Turn
+
 
 class RolloutError(Exception):
     """Root of all errors of this package."""
@@ -41,6 +46,11 @@ class ServerBusy(ServerError):
 
 class ServerLost(ServerError):
     """The connection to the server broke, or it stopped answering: whether the request was executed is unknown."""
+
+    def __init__(self, message: str, *, tokens: "Turn | None" = None) -> None:
+        super().__init__(message)
+        self.tokens = tokens
+        """What a streamed answer had brought until then: a turn with stop ABORT."""
 
 
 class RewardError(RolloutError):

@@ -4,7 +4,7 @@ import attrs
 import pytest
 import trio
 
-from trio_rollout import Cause, Retry, SamplingParams, SingleTurn, Status, Stop
+from trio_rollout import Cause, PauseMode, Retry, SamplingParams, SingleTurn, Status, Stop
 from trio_rollout._attempt import Finished, Unfinished, new_attempt
 from trio_rollout._core.failures import failure_of
 from trio_rollout.errors import RequestRejected, ServerLost
@@ -234,3 +234,40 @@ async def test_a_failure_as_a_value_keeps_no_reference_to_the_exception():
     error = ValueError("x")
     failure = failure_of(error, group=None, attempt=2)
     assert (failure.type, failure.message, failure.attempt) == ("ValueError", "x", 2)
+
+
+async def test_no_progress_is_a_limit_of_its_own_apart_from_the_deadline():
+    """A rollout that is slow but moving lives; one that brings nothing new is requeued with its own cause."""
+    slow = Say(tokens=8, seconds=80)
+    async with world(3, plan=lambda n, _: HANG if n == 0 else slow, deadlines={"no_progress": 15.0}) as w:
+        assert len(await take_all(w.engine)) == 3
+        counts = w.engine.statistics()
+    assert counts.requeues[Cause.NO_PROGRESS] == 1
+    assert counts.requeues[Cause.DEADLINE] == 0
+
+
+async def test_the_clock_of_no_progress_stands_still_in_a_weight_update():
+    async with world(1, plan=lambda *_: Say(tokens=8, seconds=80), deadlines={"no_progress": 20.0}) as w:
+        await trio.sleep(5)
+        async with w.engine.weight_update(version=1, mode=PauseMode.IN_PLACE):
+            await trio.sleep(100)
+            w.servers.set_version(1)
+        assert len(await take_all(w.engine)) == 1
+        assert w.engine.statistics().requeues[Cause.NO_PROGRESS] == 0
+
+
+async def test_partial_goes_on_from_what_a_lost_server_had_streamed():
+    """The attempt is kept: its first part comes from the tokens that were in ServerLost."""
+
+    class Dying(FakeServers):
+        async def generate(self, input_ids, sampling, **more):
+            turn = await super().generate(input_ids, sampling, **more)
+            if self.calls <= 2:
+                part = attrs.evolve(turn, stop=Stop.ABORT)
+                raise ServerLost("died in the middle", tokens=part)
+            return turn
+
+    async with world(1, servers=Dying(plan=lambda *_: Say(tokens=4)), partial=True) as w:
+        (group,) = await take_all(w.engine)
+    assert group.attempt == 1
+    assert [row.segments[0].response_length for row in group.trajectories] == [8, 8]

@@ -1,7 +1,7 @@
 """The servers as users and the engine see them, and the scope in which they exist."""
 
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -88,6 +88,7 @@ class SGLangServers:
         *,
         affinity: str | None = None,
         extra: Mapping[str, object] = _NOTHING,
+        moved: Callable[[], None] | None = None,
     ) -> Turn:
         """Sample one turn on one server; an aborted one returns with stop ABORT and the tokens it has.
 
@@ -104,6 +105,7 @@ class SGLangServers:
           ServerError: any other failure.
 
         """
+        del moved
         request = generate_request(input_ids, sampling, extra, vocab_size=self._fleet.vocab_size)
         return await Generation(self._fleet, request, affinity, self._abort_s).run()
 

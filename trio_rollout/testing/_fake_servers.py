@@ -54,6 +54,7 @@ class _Call:
     number: int
     behaviour: Behaviour
     spans: list[VersionSpan]
+    moved: Callable[[], None] | None
     done: float = 0.0
     aborted: bool = False
 
@@ -111,11 +112,12 @@ class FakeServers:
         *,
         affinity: str | None = None,
         extra: Mapping[str, object] | None = None,
+        moved: Callable[[], None] | None = None,
     ) -> Turn:
         """Behave as the plan says for this call."""
         del affinity, extra
         await self._changed.wait_until(lambda: self.paused is None)
-        call = _Call(self.calls, self.plan(self.calls, input_ids), [])
+        call = _Call(self.calls, self.plan(self.calls, input_ids), [], moved)
         self.sent.append(input_ids)
         self._running[call] = None
         self.most_running = max(self.most_running, len(self._running))
@@ -148,10 +150,14 @@ class FakeServers:
                 await self._changed.wait_until(lambda: self.paused is None or call.aborted)
                 continue
             version, began = self.version or 0, trio.current_time()
-            with trio.move_on_after(seconds - call.done) as rest:
+            slice_s = seconds - call.done if call.moved is None else min(seconds - call.done, seconds / tokens)
+            with trio.move_on_after(slice_s) as rest:
                 await self._changed.wait_until(partial(self._disturbed, call, version))
-            call.done = seconds if rest.cancelled_caught else call.done + trio.current_time() - began
+            last = rest.cancelled_caught and slice_s == seconds - call.done
+            call.done = seconds if last else call.done + trio.current_time() - began
             self._note_span(call, version, seconds, tokens)
+            if call.moved is not None and rest.cancelled_caught:
+                call.moved()
 
     def _disturbed(self, call: _Call, version: int) -> bool:
         return call.aborted or self.paused is not None or (self.version or 0) != version
