@@ -177,19 +177,19 @@ class Control:
     async def health(self, connection: Connection, request: HttpRequest) -> None:
         """Generate one token and look once a second whether any came: 503 after ``health_timeout``, as when paused."""
         del request
-        began = trio.current_time()
         async with trio.open_nursery() as nursery:
             if not self.frontend.is_busy:
                 nursery.start_soon(self._probe)
-            alive = await self._sign_of_life(began)
+            alive = await self._sign_of_life()
             nursery.cancel_scope.cancel()
         self.identity.healthy = alive
         await connection.reply(200 if alive else 503)
 
-    async def _sign_of_life(self, began: float) -> bool:
-        while trio.current_time() < began + self.frontend.settings.health_timeout:
+    async def _sign_of_life(self) -> bool:
+        steps, give_up = self.frontend.steps, trio.current_time() + self.frontend.settings.health_timeout
+        while trio.current_time() < give_up:
             await wait_s(_HEALTH_INTERVAL)
-            if self.frontend.last_output > began:
+            if self.frontend.steps > steps:
                 return True
         return False
 
