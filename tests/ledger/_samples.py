@@ -26,6 +26,7 @@ from trio_rollout._core.values import (
     VersionSpan,
 )
 
+BIG = 120_000  # tokens of a prompt that alone make a body go to a segment
 IDENTITY = RunIdentity(source="prompts.jsonl", samples_per_prompt=2)
 
 

@@ -13,6 +13,7 @@ from trio_rollout._core.enums import Cause
 from trio_rollout._core.events import Event, Recovered
 from trio_rollout.ledger import open_ledger
 from trio_rollout.ledger._open import DiskLedger
+from trio_rollout.ledger._store import StoreLimits
 
 from ._samples import IDENTITY, acked, delivered, pulled, ready, requeued
 
@@ -70,7 +71,7 @@ async def worker(ledger: DiskLedger, rng: random.Random, todo: list[tuple[int, s
 
 async def main(path: str, seed: str, keep: str) -> None:
     rng = random.Random(seed)
-    async with open_ledger(path, keep_acked=keep == "keep") as ledger:
+    async with open_ledger(path, keep_acked=keep == "keep", sizes=StoreLimits(together=0, segment=10**6)) as ledger:
         todo = left(await ledger.begin(IDENTITY))
         async with trio.open_nursery() as nursery:
             for place in range(WORKERS):

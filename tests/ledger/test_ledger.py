@@ -18,6 +18,7 @@ from trio_rollout.ledger._codec import decode_failure
 from trio_rollout.ledger._open import DiskLedger
 
 from ._samples import (
+    BIG,
     IDENTITY,
     acked,
     delivered,
@@ -182,26 +183,26 @@ async def test_records_of_many_tasks_each_learn_their_own_fate(path):
 
 
 async def test_large_bodies_lie_in_segments(path):
-    await record(path, [pulled(0, 1)], [ready(0, size=40_000)], [ready(1)])
+    await record(path, [pulled(0, 1)], [ready(0, size=BIG)], [ready(1)])
     assert [entry.name for entry in path.glob("*.seg")] == ["0000000000.seg"]
-    assert (await remembered(path)).ready == (group(0, size=40_000), group(1))
+    assert (await remembered(path)).ready == (group(0, size=BIG), group(1))
 
 
 async def test_a_tail_without_a_row_is_cut(path):
-    await record(path, [pulled(0)], [ready(0, size=40_000)])
+    await record(path, [pulled(0)], [ready(0, size=BIG)])
     segment = path / "0000000000.seg"
     size = segment.stat().st_size
     with segment.open("ab") as file:
         file.write(b"half a body")
     (path / "0000000007.seg").write_bytes(b"a body whose row was never written")
     (path / "0000000003.dead").write_bytes(b"retired, and the power went")
-    assert (await remembered(path)).ready == (group(0, size=40_000),)
+    assert (await remembered(path)).ready == (group(0, size=BIG),)
     assert segment.stat().st_size == size
     assert sorted(entry.name for entry in path.iterdir()) == ["0000000000.seg", "ledger.db", "lock"]
 
 
 async def test_a_segment_that_lost_data_is_refused(path):
-    await record(path, [pulled(0)], [ready(0, size=40_000)])
+    await record(path, [pulled(0)], [ready(0, size=BIG)])
     segment = path / "0000000000.seg"
     data = segment.read_bytes()
     segment.write_bytes(data[:-1])
@@ -214,7 +215,7 @@ async def test_a_segment_that_lost_data_is_refused(path):
     with pytest.raises(LedgerError, match="has 0 bytes"):
         await remembered(path)
     segment.write_bytes(data)
-    assert (await remembered(path)).ready == (group(0, size=40_000),)
+    assert (await remembered(path)).ready == (group(0, size=BIG),)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from trio_rollout.testing._simfiles import (
 
 from ._samples import IDENTITY, pulled, story
 
-SMALL = StoreLimits(inline=60, segment=1500)
+SMALL = StoreLimits(inline=60, together=0, segment=1500)
 
 
 def store_on(disk: SimDisk) -> Store:

@@ -20,6 +20,7 @@ from trio_rollout.ledger._reader import GroupSummary
 from trio_rollout.ledger._store import StoreLimits
 
 from ._samples import (
+    BIG,
     IDENTITY,
     acked,
     delivered,
@@ -40,7 +41,7 @@ async def path(tmp_path: Path) -> Path:
     async with open_ledger(tmp_path, keep_acked=True) as ledger:
         await ledger.begin(IDENTITY)
         await ledger.record([pulled(*range(6)), VersionChanged(version=3)])
-        await ledger.record([requeued(0), ready(1, size=40_000), ready(2), ready(3)])
+        await ledger.record([requeued(0), ready(1, size=BIG), ready(2), ready(3)])
         await ledger.record([Filtered(id=gid(4), attempt=1, reason="too easy"), quarantined(5)])
         await ledger.record([delivered(0, 2, 3)])
         await ledger.record([delivered(1, 3)])
@@ -94,14 +95,14 @@ async def test_summaries_tell_of_every_group(path):
 async def test_groups_and_reports_come_whole(path):
     with read_ledger(path) as reader:
         assert list(reader.groups()) == [
-            (State.READY, group(1, size=40_000)),
+            (State.READY, group(1, size=BIG)),
             (State.ACKED, group(2)),
             (State.DELIVERED, group(3)),
         ]
         assert list(reader.groups(State.DELIVERED)) == [(State.DELIVERED, group(3))]
         assert list(reader.groups(State.WAITING)) == []
         assert reader.quarantined() == (quarantined(5).report,)
-        assert reader.group_by_id(gid(1)) == group(1, size=40_000)
+        assert reader.group_by_id(gid(1)) == group(1, size=BIG)
         assert reader.group_by_id(gid(0)) == prompt(0)
         assert reader.group_by_id(gid(5)) == prompt(5)
         assert reader.group_by_id(gid(4)) is None
@@ -144,11 +145,11 @@ async def test_a_run_that_writes_is_seen_and_not_disturbed(tmp_path):
 async def test_what_is_reclaimed_or_moved_while_it_is_read_is_looked_up_again(tmp_path):
     """The reader has the rows' page; meanwhile the run acks most of them and empties their segments."""
     count = 20
-    async with open_ledger(tmp_path, sizes=StoreLimits(segment=400_000)) as ledger:
+    async with open_ledger(tmp_path, sizes=StoreLimits(segment=1_200_000)) as ledger:
         await ledger.begin(IDENTITY)
         await ledger.record([pulled(*range(count))])
         for number in range(count):
-            await ledger.record([ready(number, size=40_000)])
+            await ledger.record([ready(number, size=BIG)])
         with read_ledger(tmp_path) as reader:
             groups = reader.groups()
             assert next(groups)[1].id == gid(0)
@@ -157,7 +158,7 @@ async def test_what_is_reclaimed_or_moved_while_it_is_read_is_looked_up_again(tm
             await ledger.record([acked(0, *gone)])
             await ledger.record([])
             await trio.testing.wait_all_tasks_blocked()
-            assert list(groups) == [(State.READY, group(7, size=40_000))]
+            assert list(groups) == [(State.READY, group(7, size=BIG))]
 
 
 async def test_a_ledger_of_a_killed_run_can_be_read(path):
@@ -171,7 +172,7 @@ async def test_a_ledger_of_a_killed_run_can_be_read(path):
             (copy / name).write_bytes((path / name).read_bytes())
     with read_ledger(copy) as reader:
         assert reader.counts()[State.WAITING] == 2
-        assert reader.group_by_id(gid(1)) == group(1, size=40_000)
+        assert reader.group_by_id(gid(1)) == group(1, size=BIG)
 
 
 async def test_a_damaged_body_is_named(path):
@@ -211,7 +212,7 @@ def read_an_archive_of(path: Path) -> None:
         archive.chmod(0o555)
         with nobody(), read_ledger(archive) as reader:
             assert reader.counts()[State.READY] == 1
-            assert reader.group_by_id(gid(1)) == group(1, size=40_000)
+            assert reader.group_by_id(gid(1)) == group(1, size=BIG)
         assert {entry.name for entry in archive.iterdir()} == {entry.name for entry in path.iterdir()}
         archive.chmod(0o755)
 

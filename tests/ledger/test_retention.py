@@ -16,7 +16,7 @@ from trio_rollout.ledger._records import Encoded, Record
 from trio_rollout.ledger._store import Store, StoreLimits
 from trio_rollout.ledger._userdata import packed
 
-from ._samples import IDENTITY, acked, delivered, group, pulled, ready
+from ._samples import BIG, IDENTITY, acked, delivered, group, pulled, ready
 
 SEGMENT = 8 * 2**20
 BATCH = 500
@@ -63,7 +63,7 @@ def records(first: int, rng: random.Random, sizes: dict[GroupId, int]) -> Iterat
 
 
 def run(path: Path, groups: int) -> None:
-    store = Store(where=str(path), disk=RealDisk(path), limits=StoreLimits(inline=1000, segment=SEGMENT))
+    store = Store(where=str(path), disk=RealDisk(path), limits=StoreLimits(inline=1000, together=0, segment=SEGMENT))
     store.open()
     rng, sizes = random.Random(1), dict[GroupId, int]()
     trainer = Trainer(rng)
@@ -99,28 +99,28 @@ def test_disk_use_is_bounded_over_a_million_groups(tmp_path):
 
 async def test_acked_bodies_go_with_their_segment(tmp_path):
     """As soon as nobody needs more than one segment's worth of dead bytes; the rest of a segment moves on."""
-    sizes = StoreLimits(segment=400_000)
+    sizes = StoreLimits(segment=1_200_000)
     async with open_ledger(tmp_path, sizes=sizes) as ledger:
         await ledger.begin(IDENTITY)
         await ledger.record([pulled(*range(8))])
         for number in range(8):
-            await ledger.record([ready(number, size=40_000)])
+            await ledger.record([ready(number, size=BIG)])
         assert len(list(tmp_path.glob("*.seg"))) == 4
         await ledger.record([delivered(0, 0, 2, 3, 4, 5, 6)])
         await ledger.record([acked(0, 0, 2, 3, 4, 5, 6)])
         await ledger.record([])  # the one before was told before its space was reclaimed
         found = await ledger.begin(IDENTITY)
-    assert found.ready == (group(1, size=40_000), group(7, size=40_000))
+    assert found.ready == (group(1, size=BIG), group(7, size=BIG))
     assert len(list(tmp_path.glob("*.seg"))) < 4
-    assert used(tmp_path) < 2 * 160_000 + 2 * 400_000
+    assert used(tmp_path) < 2 * 480_000 + 2 * 1_200_000
 
 
 async def test_keep_acked_keeps_them_for_the_export(tmp_path):
     async with open_ledger(tmp_path, keep_acked=True) as ledger:
         await ledger.begin(IDENTITY)
         await ledger.record([pulled(0, 1)])
-        await ledger.record([ready(0, size=40_000), ready(1)])
+        await ledger.record([ready(0, size=BIG), ready(1)])
         await ledger.record([delivered(0, 0, 1)])
         await ledger.record([acked(0, 0, 1)])
     with read_ledger(tmp_path) as reader:
-        assert [found for _, found in reader.groups()] == [group(0, size=40_000), group(1)]
+        assert [found for _, found in reader.groups()] == [group(0, size=BIG), group(1)]

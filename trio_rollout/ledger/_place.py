@@ -1,4 +1,4 @@
-"""Where a body lies: in its row, or in a segment file."""
+"""Where a body lies: in the database, or in a segment file."""
 
 import zlib
 
@@ -7,7 +7,7 @@ import attrs
 
 @attrs.frozen
 class Inline:
-    """The body is in the row itself."""
+    """The body is in the database."""
 
     data: bytes
 

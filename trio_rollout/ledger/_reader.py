@@ -158,7 +158,7 @@ class LedgerReader:
 
     def _place(self, gid: GroupId) -> tuple[State, Place] | None:
         row = self._db.execute(
-            "SELECT state, segment, start, length, crc, body FROM groups WHERE epoch = ? AND prompt = ?", tuple(gid)
+            "SELECT state, segment, start, length, crc, body FROM whole WHERE epoch = ? AND prompt = ?", tuple(gid)
         ).fetchone()
         place = None if row is None else place_of(*row[1:])
         return None if row is None or place is None else (State(row[0]), place)

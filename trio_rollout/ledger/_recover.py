@@ -19,7 +19,7 @@ Read = Callable[[Place], bytes]
 def _bodies(db: apsw.Connection, read: Read, state: str) -> Iterator[tuple[int, int, int, int | None, bytes]]:
     rows = db.execute(
         "SELECT attempt, attempts, free, step, segment, start, length, crc, body "
-        "FROM groups WHERE state = ? ORDER BY place",
+        "FROM whole WHERE state = ? ORDER BY place",
         (state,),
     )
     for attempt, attempts, free, step, *place in rows:

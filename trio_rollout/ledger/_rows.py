@@ -31,15 +31,11 @@ def place_of(segment: int | None, start: int, length: int, crc: int, body: bytes
     return None if body is None else Inline(body)
 
 
-def columns_of(place: Place | None) -> tuple[int | None, int | None, int | None, int | None, bytes | None]:
-    """The columns segment, start, length, crc, body."""
-    match place:
-        case InSegment():
-            return place.segment, place.offset, place.length, place.crc, None
-        case Inline():
-            return None, None, len(place.data), None, place.data
-        case None:
-            return None, None, None, None, None
+def _columns(place: Place | None) -> tuple[int | None, int | None, int | None, int | None]:
+    """The columns segment, start, length, crc."""
+    if isinstance(place, InSegment):
+        return place.segment, place.offset, place.length, place.crc
+    return None, None, None, None
 
 
 def _row(columns: tuple[Any, ...]) -> Row:
@@ -89,11 +85,11 @@ class Rows:
         """A group that was just pulled."""
         place = self.next_place()
         self.db.execute(
-            "INSERT INTO groups(seq, epoch, prompt, state, place, segment, start, length, crc, body) "
-            "VALUES(?, ?, ?, 'waiting', ?, ?, ?, ?, ?, ?)",
-            (place, *gid, place, *columns_of(body)),
+            "INSERT INTO groups(seq, epoch, prompt, state, place, segment, start, length, crc) "
+            "VALUES(?, ?, ?, 'waiting', ?, ?, ?, ?, ?)",
+            (place, *gid, place, *_columns(body)),
         )
-        self._account(None, body)
+        self._lay(place, None, body)
 
     def update(self, row: Row, **columns: int | str | bytes | None) -> None:
         """Set columns of a row."""
@@ -103,24 +99,23 @@ class Rows:
 
     def set_body(self, row: Row, body: Place | None, **columns: int | str | bytes | None) -> None:
         """Replace the row's body, and set columns."""
-        segment, start, length, crc, data = columns_of(body)
-        self.update(row, segment=segment, start=start, length=length, crc=crc, body=data, **columns)
-        self._account(row.place, body)
+        segment, start, length, crc = _columns(body)
+        self.update(row, segment=segment, start=start, length=length, crc=crc, **columns)
+        self._lay(row.seq, row.place, body)
 
     def body(self, row: Row) -> Place:
         """Where the row's body is; it must have one."""
         if row.place is not None:
             return row.place
-        ((data,),) = self.db.execute("SELECT body FROM groups WHERE seq = ?", (row.seq,)).fetchall()
-        found = place_of(None, 0, 0, 0, data)
-        if found is None:
+        columns: Any = self.db.execute("SELECT body FROM bodies WHERE seq = ?", (row.seq,)).fetchone()
+        if columns is None:
             raise AssertionError(f"row {row.seq} is {row.state} without a body")
-        return found
+        return Inline(columns[0])
 
     def delete(self, row: Row) -> None:
         """Forget a group."""
         self.db.execute("DELETE FROM groups WHERE seq = ?", (row.seq,))
-        self._account(row.place, None)
+        self._lay(row.seq, row.place, None)
 
     def in_segment(self, segment: int, *, limit: int) -> list[tuple[Row, InSegment]]:
         """Rows whose bodies lie in a segment, up to so many bytes, at least one if there is any."""
@@ -138,8 +133,13 @@ class Rows:
         moves, self.moves = self.moves, []
         return moves
 
-    def _account(self, before: Place | None, after: Place | None) -> None:
-        if isinstance(before, InSegment):
+    def _lay(self, seq: int, before: InSegment | None, after: Place | None) -> None:
+        """Put the body into the database, or take it out, and note what segments gain or lose."""
+        if isinstance(after, Inline):
+            self.db.execute("REPLACE INTO bodies VALUES(?, ?)", (seq, after.data))
+        elif before is None:
+            self.db.execute("DELETE FROM bodies WHERE seq = ?", (seq,))
+        if before is not None:
             self.moves.append((before.segment, -before.length))
         if isinstance(after, InSegment):
             self.moves.append((after.segment, after.length))

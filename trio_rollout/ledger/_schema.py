@@ -26,13 +26,15 @@ CREATE TABLE groups(
   oldest INTEGER,
   newest INTEGER,
   rewards BLOB,
-  segment INTEGER,                -- the body: a prompt while waiting, a group once ready; here or in a segment
+  segment INTEGER,                -- the body (a prompt while waiting, a group once ready), if it lies in a segment
   start INTEGER,
   length INTEGER,
   crc INTEGER,
-  body BLOB,
   UNIQUE(epoch, prompt)
 );
+-- The other bodies. In a table of their own: a change of state must not write the body again.
+CREATE TABLE bodies(seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE VIEW whole AS SELECT * FROM groups LEFT JOIN bodies USING (seq);
 CREATE INDEX groups_by_state ON groups(state, place);
 CREATE INDEX groups_by_segment ON groups(segment) WHERE segment IS NOT NULL;
 """
@@ -61,6 +63,17 @@ def segments(db: apsw.Connection) -> dict[int, tuple[int, int]]:
     return {number: (end, live) for number, end, live in db.execute(query)}
 
 
+def free_bytes(db: apsw.Connection) -> int:
+    """Bytes of the database's pages that hold nothing."""
+    ((pages,), (size,)) = *db.execute("PRAGMA freelist_count"), *db.execute("PRAGMA page_size")
+    return int(pages) * int(size)
+
+
+def shrink(db: apsw.Connection) -> None:
+    """Give some of them back; what the file is cut to shows when the log is next carried over."""
+    db.execute("PRAGMA incremental_vacuum(4096)").fetchall()
+
+
 def prepare(db: apsw.Connection, where: str) -> None:
     """Make a writer's connection durable, and create the tables in a new database.
 
@@ -69,6 +82,7 @@ def prepare(db: apsw.Connection, where: str) -> None:
 
     """
     db.set_busy_timeout(10_000)  # a reader that opens after a crash holds the lock while it recovers the log
+    db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new database; so that it can give pages back
     mode = db.execute("PRAGMA journal_mode = WAL").fetchall()  # to the end: that is where it is written
     if mode != [("wal",)]:  # where it can't, SQLite stays as it was without an error
         raise LedgerError(f"ledger {where}: its directory can't hold a write-ahead log (SQLite stays in mode {mode})")

@@ -30,9 +30,15 @@ _MOVED_AT_ONCE = 16 * 2**20  # as much as one batch
 
 @attrs.frozen(kw_only=True)
 class StoreLimits:
-    """Sizes in bytes: the largest body that is kept in its row, and where a segment file ends."""
+    """Sizes in bytes.
 
-    inline: int = 32 * 1024
+    Bodies above ``inline`` go to a segment if those of one batch exceed ``together``: below that the segment's own sync
+    costs more than writing them twice, as the database does (benchmarks/bench_commit.py --threshold). A segment file
+    ends at ``segment``.
+    """
+
+    inline: int = 4096
+    together: int = 400 * 1024
     segment: int = 64 * 2**20
 
 
@@ -49,6 +55,7 @@ class Store:
     _rows: Rows = attrs.field(init=False)
     _apply: Apply = attrs.field(init=False)
     _segments: Segments = attrs.field(init=False)
+    _free: int = attrs.field(default=0, init=False)
     _broken: LedgerError | None = attrs.field(default=None, init=False)
 
     def open(self) -> None:
@@ -110,13 +117,16 @@ class Store:
             _schema.put(db, "next_segment", self._segments.next_number)
             fates = [self._commit_one(record) for record in laid]
         self._segments.account(self._rows.take_moves())
+        self._free = _schema.free_bytes(db)
         return fates
 
     def _lay(self, bodies: Sequence[bytes]) -> Iterator[Place]:
         """Put every body where it belongs; those in segments are durable from here on."""
         large = [body for body in bodies if len(body) > self.limits.inline]
-        laid = iter(self._segments.append(large) if large else ())
-        return iter([next(laid) if len(body) > self.limits.inline else Inline(body) for body in bodies])
+        if sum(map(len, large)) <= self.limits.together:
+            return map(Inline, bodies)
+        laid = iter(self._segments.append(large))
+        return (next(laid) if len(body) > self.limits.inline else Inline(body) for body in bodies)
 
     def _commit_one(self, record: Sequence[tuple[Encoded, Sequence[Place]]]) -> LedgerError | None:
         mark = len(self._rows.moves)
@@ -136,7 +146,11 @@ class Store:
     @property
     def untidy(self) -> bool:
         """Whether there are more dead bytes on disk than there may be."""
-        return self._broken is None and self._segments.victim() is not None
+        return self._broken is None and (self._segments.victim() is not None or self._free > self._free_most)
+
+    @property
+    def _free_most(self) -> int:
+        return self.limits.segment // 4  # together with the log well below the second of the two segments
 
     def tidy(self) -> None:
         """Give dead bytes back: delete the segments that no row names, empty those with few live bytes.
@@ -153,6 +167,9 @@ class Store:
             while page := self._rows.in_segment(victim, limit=_MOVED_AT_ONCE):
                 self._move(page)
             self._segments.retire(victim)
+        while self._free > self._free_most:
+            _schema.shrink(self._rows.db)
+            self._free = _schema.free_bytes(self._rows.db)
 
     def _move(self, page: Sequence[tuple[Row, InSegment]]) -> None:
         bodies = [self._segments.read(place) for _, place in page]
