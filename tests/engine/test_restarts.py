@@ -1,0 +1,185 @@
+"""With a ledger: what a run that ended in any way left behind is taken up by the next one (P7, P8)."""
+
+import random
+from contextlib import asynccontextmanager
+
+import attrs
+import pytest
+import trio
+
+from trio_rollout import Cause, Drop, Keep
+from trio_rollout.errors import LedgerError, RolloutError
+from trio_rollout.ledger import open_ledger
+from trio_rollout.sources import IterableSource
+from trio_rollout.testing import HANG, Fail, FakeServers, Say, prompts
+from trio_rollout.testing._simdisk import SimDisk, disk_full_from
+from trio_rollout.testing._simio import SimIO
+
+from .conftest import take_all, world
+
+
+@attrs.define
+class Runs:
+    """Engines one after the other over the same simulated disk."""
+
+    disk: SimDisk = attrs.field(factory=SimDisk)
+    count: int = 8
+
+    @asynccontextmanager
+    async def open(self, **changes):
+        source = changes.pop("source", None) or IterableSource(prompts(self.count))
+        async with (
+            open_ledger("sim", disk=self.disk, io=SimIO(rng=random.Random(1))) as ledger,
+            world(source=source, ledger=ledger, **changes) as w,
+        ):
+            yield w
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+async def test_what_was_not_settled_runs_again_and_what_was_acked_is_never_seen_again():
+    runs, first = Runs(), []
+    with pytest.raises(Killed):
+        async with runs.open() as w:
+            batch = await w.engine.next_batch(2)
+            first = [group.prompt.id for group in batch.groups]
+            await batch.ack()
+            raise Killed
+    async with runs.open() as w:
+        second = [group.prompt.id for group in await take_all(w.engine)]
+        counts = w.engine.statistics()
+
+    assert sorted(first + second) == [f"p{n}" for n in range(8)]
+    assert (counts.pulled, counts.acked) == (8, 8)
+
+
+async def test_what_was_delivered_and_not_acked_is_offered_again_as_redelivered():
+    runs = Runs()
+    with pytest.raises(Killed):
+        async with runs.open() as w:
+            first = await w.engine.next_batch(2)
+            raise Killed
+    async with runs.open() as w:
+        again = await w.engine.next_batch(2)
+
+    assert again.redelivered
+    assert {group.id for group in again.groups} == {group.id for group in first.groups}
+    assert not first.redelivered
+
+
+async def test_steps_go_on_where_they_were():
+    runs = Runs()
+    async with runs.open() as w:
+        for _ in range(2):
+            await (await w.engine.next_batch(2)).ack()
+    async with runs.open() as w:
+        assert (await w.engine.next_batch(2)).step == 2
+
+
+async def test_attempts_that_were_used_up_are_remembered():
+    """F042: a poison prompt does not start over after a restart."""
+    plan = lambda _, prompt: Fail(ValueError("poison"), 1.0) if prompt[2] == 3 else HANG
+    runs = Runs(count=1)
+    for _ in range(2):
+        with pytest.raises(Killed):
+            async with runs.open(plan=plan) as w:
+                while not w.engine.statistics().requeues[Cause.ERROR]:
+                    await trio.sleep(0.1)
+                raise Killed
+    async with runs.open(plan=plan) as w:
+        await take_all(w.engine)
+        (report,) = w.engine.quarantined()
+        assert w.servers.calls == 2  # the third failure that counts was this run's first
+    assert report.attempts == 5  # and two that the ends of the runs before had cut short
+    async with runs.open(plan=plan) as w:
+        assert await take_all(w.engine) == []
+        assert [report.error.message for report in w.engine.quarantined()] == ["poison"]
+
+
+async def test_filtered_groups_stay_filtered():
+    async def odd_only(group):
+        return Keep() if int(group.prompt.label) % 2 else Drop("even")
+
+    runs = Runs()
+    async with runs.open(group_filter=odd_only) as w:
+        await take_all(w.engine)
+    async with runs.open(group_filter=odd_only) as w:
+        assert await take_all(w.engine) == []
+        assert w.engine.statistics().filtered == 4
+
+
+async def test_a_trainer_that_went_back_gets_everything_after_its_checkpoint_again():
+    runs = Runs()
+    async with runs.open() as w:
+        batches = [await w.engine.next_batch(2) for _ in range(3)]
+        await batches[0].ack()
+        await w.engine.restore(0)
+        again = await take_all(w.engine)
+        with pytest.raises(RolloutError, match=r"acked|taken back"):
+            await batches[1].ack()
+    ids = {group.id for batch in batches[1:] for group in batch.groups}
+    assert ids <= {group.id for group in again}
+    assert len(again) == 6
+
+
+async def test_a_restore_before_the_last_ack_is_refused():
+    async with Runs().open() as w:
+        for _ in range(2):
+            await (await w.engine.next_batch(2)).ack()
+        with pytest.raises(RolloutError, match="acked"):
+            await w.engine.restore(0)
+
+
+async def test_an_ack_is_accepted_once():
+    """F096."""
+    async with Runs().open() as w:
+        batch = await w.engine.next_batch(2)
+        await batch.ack()
+        with pytest.raises(RolloutError, match="acked already"):
+            await batch.ack()
+        assert w.engine.statistics().acked == 2
+
+
+async def test_leaving_with_a_ledger_gives_running_groups_the_grace():
+    """Decision 3: their results are kept for the next run."""
+    runs, servers = Runs(count=2), FakeServers(plan=lambda *_: Say(seconds=5))
+    async with runs.open(servers=servers):
+        await trio.sleep(1)
+    async with runs.open(servers=servers) as w:
+        assert len(await take_all(w.engine)) == 2
+    assert servers.calls == 4
+
+
+async def test_the_weight_version_is_remembered():
+    runs = Runs()
+    async with runs.open() as w:
+        async with w.engine.weight_update(version=4):
+            w.servers.set_version(4)
+        await take_all(w.engine)
+    async with runs.open(servers=FakeServers(version=4)) as w:
+        assert w.engine.weight_version == 4
+
+
+async def test_a_ledger_that_breaks_stops_the_engine_and_says_so():
+    """Nothing pretends to be committed, and the consumer hears of it."""
+    runs = Runs(disk=SimDisk(fault=disk_full_from(400)), count=200)
+    with pytest.raises(LedgerError):
+        async with runs.open() as w:
+            await take_all(w.engine)
+    runs.disk.fault = None  # there is room again
+    async with runs.open() as w:
+        await take_all(w.engine)
+        assert w.engine.statistics().acked == 200
+
+
+async def test_other_samples_per_prompt_are_refused_before_anything_is_pulled():
+    runs = Runs()
+    async with runs.open() as w:
+        await take_all(w.engine)
+    source = IterableSource(prompts(8))
+    with pytest.raises(LedgerError, match="samples"):
+        async with runs.open(source=source, samples_per_prompt=4):
+            raise AssertionError("opened")
+    assert len(await source.take(8)) == 8
