@@ -55,11 +55,10 @@ def records(first: int, rng: random.Random, sizes: dict[GroupId, int]) -> Iterat
     """Pull and finish a batch of groups of some 1 to 3 KB."""
     prompts = tuple(Prompt(id=str(number), text="x") for number in range(first, first + BATCH))
     yield (Encoded(event=Pulled(prompts=prompts, source_state={}), bodies=(b"prompt",) * BATCH, note=packed({})),)
-    for prompt in prompts:
-        body = bytes(rng.randrange(500, 3000))
-        sizes[prompt.group_id] = len(body)
-        group = Group(id=prompt.group_id, attempt=1, prompt=prompt, trajectories=())
-        yield (Encoded(event=Ready(group=group), bodies=(body,), note=packed([])),)
+    bodies = {prompt.group_id: bytes(rng.randrange(500, 3000)) for prompt in prompts}
+    groups = (Group(id=prompt.group_id, attempt=1, prompt=prompt, trajectories=()) for prompt in prompts)
+    yield tuple(Encoded(event=Ready(group=one), bodies=(bodies[one.id],), note=packed([])) for one in groups)
+    sizes.update((gid, len(body)) for gid, body in bodies.items())
 
 
 def run(path: Path, groups: int) -> None:
