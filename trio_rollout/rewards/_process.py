@@ -124,9 +124,9 @@ class ScorerProcess:
         """Kill it with all that it started; ``end`` must follow. May be repeated."""
         if not self._killed:
             self._killed = True
-            os.close(self._lifeline)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
+            os.close(self._lifeline)
 
     async def end(self) -> None:
         """Kill it with all that it started, and reap it. Shielded, bounded by ``REAP_LIMIT``. May be repeated."""

@@ -79,7 +79,7 @@ def _answer(send: BinaryIO, fn: Callable[[Any], object], request: bytes) -> None
     try:
         value = fn(pickle.loads(request))
         _write_message(send, "value", value)
-    except Exception as error:  # ruff: ignore[blind-except]  the scorer is user code
+    except (Exception, SystemExit) as error:  # ruff: ignore[blind-except]  the scorer is user code
         _write_message(send, "error", _described(error))
 
 
@@ -92,7 +92,7 @@ def main() -> None:
         return
     try:
         fn = _load(setup)
-    except Exception as error:  # ruff: ignore[blind-except]  importing runs user code
+    except (Exception, SystemExit) as error:  # ruff: ignore[blind-except]  importing runs user code
         _write_message(send, "error", _described(error))
         return
     _write_message(send, "ready", None)
