@@ -1,0 +1,47 @@
+"""Cancelled at any step of starting, asking, and ending scorer processes, none of them is left (P2)."""
+
+import os
+from types import ModuleType
+
+import trio
+
+from trio_rollout.rewards import in_process, open_scorer_processes
+from trio_rollout.testing import Arm, Point, cancel_everywhere
+
+
+def no_child(_: object, point: Point | None) -> None:
+    """No process of ours is left, not even one that only has to be reaped."""
+    try:
+        left = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return
+    raise AssertionError(f"a child is left: {left}")
+
+
+def test_in_process_cancelled_anywhere_leaves_no_process(scorers: ModuleType):
+    async def scenario(arm: Arm[None]) -> None:
+        reward = in_process(scorers.half)
+        with trio.CancelScope() as scope:
+            arm(scope)
+            await reward(1)
+        arm.sometimes("cancelled", scope.cancelled_caught)
+        assert "0 of 2 running" in repr(reward)
+
+    cancel_everywhere(scenario, no_child, virtual_time=False).require("cancelled")
+
+
+def test_kept_processes_cancelled_anywhere_leave_none_and_the_next_call_works(scorers: ModuleType):
+    async def scenario(arm: Arm[None]) -> None:
+        with trio.CancelScope() as outer:
+            arm(outer, "outer")
+            async with open_scorer_processes(scorers.half, workers=1) as reward:
+                with trio.CancelScope() as call:
+                    arm(call, "call")
+                    await reward(1)
+                arm.sometimes("one call was cancelled", call.cancelled_caught)
+                assert await reward(2) == 1.0
+        arm.sometimes("all was cancelled", outer.cancelled_caught)
+
+    sweep = cancel_everywhere(scenario, no_child, virtual_time=False)
+
+    sweep.require("one call was cancelled", "all was cancelled")
