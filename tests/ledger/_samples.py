@@ -12,6 +12,7 @@ from trio_rollout._core.events import (
     Quarantined,
     Ready,
     Requeued,
+    Restored,
     RunIdentity,
     VersionChanged,
 )
@@ -101,6 +102,8 @@ def story(first: int = 0, step: int = 0) -> Iterator[list[list[Event]]]:
     yield [[ready(c, 2, size=40)], [Filtered(id=gid(d), attempt=1, reason="all rewards equal")]]
     yield [[acked(step, a)], [quarantined(e)]]
     yield [[requeued(c, 2, Cause.STALE, attempts=1)], [ready(f)]]
-    yield [[delivered(step + 1, b, f), VersionChanged(version=step + 1)]]
+    yield [[delivered(step + 1, b), VersionChanged(version=step + 1)]]
+    yield [[Restored(step=step, ids=(gid(b),))]]
+    yield [[delivered(step + 1, b, f)]]
     yield [[acked(step + 1, b, f)], [ready(c, 3)]]
     yield [[delivered(step + 2, c)]]

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from trio_rollout._core.enums import Cause
-from trio_rollout._core.events import Event, Filtered, Recovered, VersionChanged
+from trio_rollout._core.events import Event, Filtered, Recovered, Restored, VersionChanged
 from trio_rollout._core.values import Prompt
 from trio_rollout.errors import LedgerError
 from trio_rollout.ledger import open_ledger
@@ -121,6 +121,17 @@ async def test_a_delivered_group_may_be_delivered_again(path):
     assert (await remembered(path)).acked == 1
 
 
+async def test_a_restore_makes_delivered_groups_ready_again_in_their_places(path):
+    await record(path, [pulled(0, 1, 2)], [ready(2)], [ready(1)], [delivered(0, 2)], [delivered(1, 1)], [ready(0)])
+    await record(path, [Restored(step=0, ids=(gid(1),))])
+    found = await remembered(path)
+    assert found.ready == (group(1), group(0))
+    assert found.delivered == ((0, (group(2),)),)
+    assert found.next_step == 1
+    await record(path, [delivered(1, 1, 0)])
+    assert (await remembered(path)).next_step == 2
+
+
 @pytest.mark.parametrize(
     ("event", "why"),
     [
@@ -134,6 +145,7 @@ async def test_a_delivered_group_may_be_delivered_again(path):
         (delivered(5, 0), "delivery as step 5 of group 0/0 refused: it is waiting, not ready or delivered"),
         (acked(0, 2), "ack of step 0 of group 0/2 refused: it is ready, not delivered"),
         (acked(1, 3), "ack of step 1 refused: group 0/3 was delivered as step 0"),
+        (Restored(step=0, ids=(gid(2),)), "restore of step 0 of group 0/2 refused: it is ready, not delivered"),
         (acked(0, 4), "ack of step 0 of group 0/4 refused: the ledger has no such group"),
     ],
 )

@@ -5,12 +5,12 @@ the very number it finished under, and an ack the step it was delivered under.
 """
 
 from collections.abc import Callable, Iterable
-from typing import final
+from typing import assert_never, final
 
 import attrs
 
 from .._core.enums import Cause
-from .._core.events import Acked, Delivered, Filtered, Pulled, Quarantined, Ready, Requeued, VersionChanged
+from .._core.events import Acked, Delivered, Filtered, Pulled, Quarantined, Ready, Requeued, Restored, VersionChanged
 from .._core.values import GroupId
 from ..errors import LedgerError
 from . import _schema
@@ -55,8 +55,12 @@ class Apply:
                 self._delivered(event)
             case Acked():
                 self._acked(event)
+            case Restored():
+                self._restored(event)
             case VersionChanged():
                 _schema.put(self.rows.db, "weight_version", event.version)
+            case _:
+                assert_never(event)
 
     def _pulled(self, event: Pulled, places: Iterable[Place], state: bytes | None) -> None:
         for prompt, place in zip(event.prompts, places, strict=True):
@@ -134,6 +138,13 @@ class Apply:
             self.rows.update(row, state="delivered", step=event.step)
         if event.step >= _schema.get_int(self.rows.db, "next_step"):
             _schema.put(self.rows.db, "next_step", event.step + 1)
+
+    def _restored(self, event: Restored) -> None:
+        """Ready again, in the places they had: before what finished later."""
+        for gid in event.ids:
+            row = self.rows.need(gid, f"restore of step {event.step}", "delivered")
+            self.rows.update(row, state="ready", step=None)
+        _schema.put(self.rows.db, "next_step", event.step + 1)
 
     def _acked(self, event: Acked) -> None:
         for gid in event.ids:
