@@ -224,6 +224,19 @@ async def test_leaving_ends_a_call_that_is_still_running(scorers: ModuleType):
         await reward(1)
 
 
+async def test_leaving_while_another_process_starts_leaves_none(scorers: ModuleType):
+    async with trio.open_nursery() as nursery:
+
+        async def score() -> None:
+            with pytest.raises(RewardError, match="the scorer processes are closed"):
+                await reward(1)
+
+        async with open_scorer_processes(scorers.half) as reward:
+            reward._idle.clear()  # as if the first process were busy
+            nursery.start_soon(score)
+            await trio.testing.wait_all_tasks_blocked()
+
+
 async def test_the_body_error_comes_out_as_itself(scorers: ModuleType):
     mine = ValueError("mine")
     with pytest.raises(ValueError, match="mine") as caught, trio.CancelScope() as scope:

@@ -144,6 +144,14 @@ async def test_a_broken_verifier_is_an_error():
         await source.reward(answered(prompt, "4"))
 
 
+async def test_a_generator_that_fails_is_a_source_error_and_nothing_is_taken():
+    source = tasks()
+    source._dataset = {0: source._dataset[0]}
+    with pytest.raises(SourceError, match=r"generating \[0, 1\] failed: KeyError\(1\)"):
+        await source.take(2)
+    assert ids(await source.take(1)) == ["0/0"]
+
+
 async def test_metadata_that_json_changes_is_not_what_is_scored_with():
     """rearc compares tuples: with metadata that went through JSON its own answer scores 0.05."""
     source = tasks("rearc", count=1)
