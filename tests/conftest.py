@@ -1,3 +1,88 @@
-"""What every test gets: it fails when it leaves something behind."""
+"""What every test gets: it fails when it leaves something behind. And, for those that ask for it, a real SGLang."""
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
 
 pytest_plugins = ["trio_rollout.testing.pytest_leaks", "pytester"]
+
+ROOT = Path(__file__).resolve().parents[1]
+SGLANG = ROOT / ".venv-sglang"
+START_S = 600
+
+StartServer = Callable[..., AbstractContextManager[str]]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    give_up = time.monotonic() + START_S
+    while time.monotonic() < give_up and process.poll() is None:
+        try:
+            if httpx.get(f"{url}/ready").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass  # it is not listening yet
+        time.sleep(0.5)
+    tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-30:])
+    pytest.fail(f"SGLang was not ready after {START_S} s (exit code {process.poll()}):\n{tail}", pytrace=False)
+
+
+def _kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """The scheduler and the detokenizer are processes of their own, and do not always die with their parent."""
+    family = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+    members = [psutil.Process(pid) for pid in family if psutil.pid_exists(pid)]
+    for member in members:
+        member.kill()
+    process.wait()
+    psutil.wait_procs(members, timeout=30)
+
+
+@contextmanager
+def run_sglang(log: Path, *flags: str) -> Generator[str]:
+    """A real SGLang with these flags of its own, ready to serve; yields its URL."""
+    port = _free_port()
+    command = [ROOT / "tests" / "real_sglang" / "run.sh", SGLANG, str(port), *flags]
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process:
+        try:
+            _wait_until_ready(url := f"http://127.0.0.1:{port}", process, log)
+            yield url
+        finally:
+            _kill_tree(process)
+
+
+@pytest.fixture(scope="session")
+def start_sglang(tmp_path_factory: pytest.TempPathFactory) -> StartServer:
+    """``with start_sglang(*flags) as url``: for a test that needs a server of its own. It takes a minute or two."""
+    return lambda *flags: run_sglang(tmp_path_factory.mktemp("sglang") / "log", *flags)
+
+
+@pytest.fixture(scope="session")
+def sglang_url(start_sglang: StartServer) -> Generator[str]:
+    """The one real SGLang of this test run: eight requests are decoded at once, four may wait.
+
+    With ``SGLANG_URL`` set it is that one, started by ``tests/real_sglang/run.sh`` with the same flags.
+    """
+    if url := os.environ.get("SGLANG_URL"):
+        yield url
+        return
+    with start_sglang("--max-queued-requests", "4") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def sglang_weights() -> tuple[Path, Path]:
+    """What it serves at first, and other weights of the same shape."""
+    return SGLANG / "models" / "seed-0", SGLANG / "models" / "seed-1"
