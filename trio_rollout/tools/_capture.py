@@ -102,20 +102,23 @@ class CapturePlan:
         """How much is kept of a stream, and of both."""
         return None if self.policy is CapturePolicy.FULL_BUFFER else self.limits.capture_bytes
 
+    @property
+    def drain(self) -> float:
+        """How long output is awaited after the exit. What is to be kept may keep it open for ever."""
+        return self.limits.io_drain if self.leftovers is Leftovers.KILL else self.limits.post_exit_close
+
 
 class _Output:
     """Reads one stream to its end, past what is kept, so that the writer never waits for us."""
 
-    def __init__(self, name: str, stream: trio.abc.ReceiveStream | None, plan: CapturePlan) -> None:
+    def __init__(self, name: str, plan: CapturePlan) -> None:
         self.buffer = HeadBuffer(plan.capture_bytes)
-        self.complete = stream is None
-        self._name, self._stream, self._plan = name, stream, plan
+        self.complete = False
+        self._name, self._plan = name, plan
         self._deltas = 0
 
-    async def read(self) -> None:
-        if self._stream is None:
-            return
-        while chunk := await self._stream.receive_some(self._plan.limits.delta_bytes):
+    async def read(self, stream: trio.abc.ReceiveStream) -> None:
+        while chunk := await stream.receive_some(self._plan.limits.delta_bytes):
             self.buffer.append(chunk)
             if self._plan.on_chunk is not None and self._deltas < self._plan.limits.max_deltas:
                 self._deltas += 1
@@ -144,28 +147,30 @@ async def _terminate_gracefully(child: Child, grace: float) -> None:
 
     The grace is the leader's: once it has gone, its descendants get no further time.
     """
-    if child.signal_group(signal.SIGTERM):
-        with trio.move_on_after(grace):
-            await child.wait_exited()
+    with trio.move_on_after(grace if child.signal_group(signal.SIGTERM) else 0):
+        await child.wait_exited()
     child.signal_group(signal.SIGKILL)
+    await trio.lowlevel.checkpoint()
 
 
 async def capture(spawn: Spawn, command: Command, plan: CapturePlan) -> Captured:
     """Run ``command`` through ``spawn`` to its end. See ``run_captured``."""
     started = trio.current_time()
     child = await spawn(command)
-    outputs = (_Output("stdout", child.stdout, plan), _Output("stderr", child.stderr, plan))
+    out, err = _Output("stdout", plan), _Output("stderr", plan)
     stop: StopKind | None = None
     reaped = False
     try:
         with bare_errors():
             async with trio.open_nursery() as readers:
-                for output in outputs:
-                    readers.start_soon(output.read)
+                readers.start_soon(out.read, child.stdout)
+                if child.stderr is not None:
+                    readers.start_soon(err.read, child.stderr)
                 stop = await _wait_for_stop(child, plan, started)
                 duration = trio.current_time() - started
-                await _end(child, plan, stop)
-                readers.cancel_scope.deadline = trio.current_time() + plan.limits.io_drain
+                if stop is not StopKind.EXITED:
+                    await _end(child, plan, stop)
+                readers.cancel_scope.deadline = trio.current_time() + plan.drain
     finally:
         with trio.move_on_after(plan.limits.term_grace + plan.limits.teardown, shield=True):
             if stop is None:
@@ -173,7 +178,7 @@ async def capture(spawn: Spawn, command: Command, plan: CapturePlan) -> Captured
             spare = stop is StopKind.EXITED and plan.leftovers is Leftovers.KEEP
             reaped = await child.release(spare=spare)
         child.close()
-    return _captured(plan, stop, child.exited(), outputs, duration, unreaped=not reaped)
+    return _captured(plan, stop, child.exited(), (out, err), duration, unreaped=not reaped)
 
 
 async def _end(child: Child, plan: CapturePlan, stop: StopKind) -> None:
@@ -183,9 +188,9 @@ async def _end(child: Child, plan: CapturePlan, stop: StopKind) -> None:
     """
     if stop is StopKind.CANCELLED:
         await _terminate_gracefully(child, plan.limits.term_grace)
-    if stop is not StopKind.EXITED:
-        with trio.move_on_after(plan.limits.teardown):
-            await child.release()
+    with trio.move_on_after(plan.limits.teardown):
+        await child.release()
+    await trio.lowlevel.checkpoint()
 
 
 def _captured(

@@ -29,7 +29,7 @@ class Terminal(trio.abc.ReceiveStream):
             return await self._master.receive_some(max_bytes)
         except trio.BrokenResourceError as error:
             if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EIO:
-                return b""
+                return b""  # noqa: ASYNC910  it has waited for the error
             raise
 
     async def aclose(self) -> None:
@@ -125,8 +125,8 @@ async def send_descriptors(connection: socket.socket, descriptors: tuple[int, ..
       OSError: the other side is gone.
 
     """
-    await trio.lowlevel.checkpoint_if_cancelled()
-    while True:
+    await trio.lowlevel.checkpoint()
+    while True:  # noqa: ASYNC913  there was one just before; between it and the send none may come
         try:
             socket.send_fds(connection, [b"run"], descriptors)
         except BlockingIOError:

@@ -41,6 +41,7 @@ class DirectChild:
 
     async def wait_exited(self) -> ExitStatus:
         """Wait for the leader's exit."""
+        await trio.lowlevel.checkpoint()
         while (status := self.exited()) is None:
             if self._pidfd is None:
                 raise AssertionError(f"process {self.pid} was released before its exit was seen")
@@ -59,15 +60,14 @@ class DirectChild:
 
     async def release(self, *, spare: bool = False) -> bool:
         """Kill the group and reap the leader."""
-        if self._pidfd is None:
-            return True
         if spare:
             raise AssertionError("a command without a rollout has nobody to leave processes to")
-        self.signal_group(signal.SIGKILL)
-        await self.wait_exited()
-        os.close(self._pidfd)
-        self._pidfd = None
-        await self._process.wait()  # at once: it is a zombie
+        if self._pidfd is not None:
+            self.signal_group(signal.SIGKILL)
+            await self.wait_exited()
+            os.close(self._pidfd)
+            self._pidfd = None  # from here on nothing is signalled
+        await self._process.wait()  # at once: it is a zombie, or was reaped before
         return True
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ async def spawn_direct(command: Command) -> DirectChild:
 
 
 async def _observed(process: trio.Process) -> DirectChild:
-    """Wrap a fresh process. No checkpoint happens before somebody owns it."""
+    """Wrap a fresh process."""
     if process.stdout is None:
         raise AssertionError("stdout was asked for as a pipe")
     try:
@@ -115,4 +115,4 @@ async def _observed(process: trio.Process) -> DirectChild:
         with trio.CancelScope(shield=True):  # bounded by the kill above
             await process.wait()
         raise SpawnError(f"process {process.pid} can't be watched: {error}", errno=error.errno) from error
-    return DirectChild(process, pidfd, process.pid, process.stdout, process.stderr)
+    return DirectChild(process, pidfd, process.pid, process.stdout, process.stderr)  # noqa: ASYNC910  its owner first

@@ -206,7 +206,7 @@ class ToolRuntime:
     async def _check_before(self, tool: Tool, invocation: Invocation) -> Invocation | Block:
         shown = None if self._hooks is None else tool.pre_hook_payload(invocation)
         if self._hooks is None or shown is None:
-            return invocation
+            return invocation  # noqa: ASYNC910  the handler that follows is what checkpoints
         match await self._hooks.pre_tool_use(invocation, shown):
             case Block() as block:
                 return block
@@ -216,11 +216,9 @@ class ToolRuntime:
                 return invocation
 
     async def _check_after(self, tool: Tool, invocation: Invocation, output: ToolOutput) -> ToolOutput:
-        if self._hooks is None or not output.success_for_logging:
-            return output
-        payload = tool.post_hook_payload(output)
-        if payload is None:
-            return output
+        payload = tool.post_hook_payload(output) if output.success_for_logging else None
+        if self._hooks is None or payload is None:
+            return output  # noqa: ASYNC910  nothing may cancel between a handler's end and the claim
         match await self._hooks.post_tool_use(invocation, payload, output):
             case Block(reason):
                 return FunctionOutput(text=reason or "PostToolUse hook blocked the tool result", success=False)
@@ -230,6 +228,7 @@ class ToolRuntime:
                 return output
 
     async def _tell_start(self, state: _Call) -> None:
+        await trio.lowlevel.checkpoint()
         event = LifecycleEvent(call=state.call, source=state.source)
         for listener in self._listeners:
             try:
@@ -237,13 +236,13 @@ class ToolRuntime:
             except Exception:  # ruff: ignore[blind-except]  a watcher's error must not change what it watches
                 _log.exception("a listener failed at the start of tool %s", state.call.name)
 
-    async def _settle(self, state: _Call, outcome: Outcome) -> None:
+    async def _settle(self, state: _Call, outcome: Outcome) -> None:  # noqa: ASYNC910  as below
         """Claim the outcome and tell the listeners, unless it was claimed before. Shielded, bounded for each listener."""
         if not state.claim(outcome):
-            return
+            return  # noqa: ASYNC910  nothing may cancel between a claim and the result
         event = LifecycleEvent(call=state.call, source=state.source)
         for listener in self._listeners:
-            with trio.move_on_after(self._teardown_timeout, shield=True) as limit:
+            with trio.move_on_after(self._teardown_timeout, shield=True) as limit:  # noqa: ASYNC912  user code waits
                 try:
                     await listener.on_tool_finish(event, outcome)
                 except Exception:  # ruff: ignore[blind-except]  the outcome stands whatever its watchers do

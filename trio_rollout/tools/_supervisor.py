@@ -92,6 +92,7 @@ class SupervisedChild:
           SpawnError: it could not be started.
 
         """
+        await trio.lowlevel.checkpoint()
         self._hear()
         while not self.pid:
             if self._failed is not None:
@@ -106,6 +107,7 @@ class SupervisedChild:
 
     async def wait_exited(self) -> ExitStatus:
         """Wait for the leader's exit."""
+        await trio.lowlevel.checkpoint()
         while (status := self.exited()) is None:
             await self._heard()
         return status
@@ -126,6 +128,7 @@ class SupervisedChild:
 
         With ``spare`` the keeper goes on with what is left until the supervisor is closed.
         """
+        await trio.lowlevel.checkpoint()
         if spare and not self._released:
             self._supervisor.keep(self._control, [stream.fileno() for stream in self._streams])
             self._released = self._proven = True
@@ -244,6 +247,7 @@ class Supervisor:
 
         The caller shields and bounds it.
         """
+        await trio.lowlevel.checkpoint()
         if self._process is None or self._requests is None:
             return
         for control in self._kept:

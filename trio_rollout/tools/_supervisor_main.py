@@ -88,15 +88,15 @@ def kill_all(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def reap_all() -> Iterable[tuple[int, int]] | None:
-    """Reap what is dead: ids and exit codes; None when no child is left."""
-    reaped = []
+def reap_all() -> tuple[dict[int, int], bool]:
+    """Reap what is dead: exit codes by id, and whether any child is left."""
+    reaped = {}
     try:
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            reaped.append((found[0], os.waitstatus_to_exitcode(found[1])))
+            reaped[found[0]] = os.waitstatus_to_exitcode(found[1])
     except ChildProcessError:
-        return None
-    return reaped
+        return reaped, False
+    return reaped, True
 
 
 class Spec:
@@ -221,7 +221,7 @@ class Keeper:
         for descriptor in (self.control.fileno(), self.wake, *self.sinks):
             os.set_blocking(descriptor, False)
             waiting.register(descriptor, select.POLLIN)
-        while reap_all() is not None:
+        while reap_all()[1]:
             for descriptor, _ in waiting.poll():
                 if not drain(descriptor):
                     waiting.unregister(descriptor)
@@ -236,12 +236,14 @@ class Keeper:
             with suppress(OSError):
                 os.killpg(self.leader, signal.SIGKILL)  # one stroke for those who stayed in the group
         kill_all(children())
-        while (reaped := reap_all()) is not None:
-            for pid, code in reaped:
-                if pid == self.leader:
-                    self.tell(b"exited %d" % code)
+        some_left = True
+        while some_left:
+            reaped, some_left = reap_all()
+            if self.leader in reaped:
+                self.tell(b"exited %d" % reaped[self.leader])
             kill_all(children())
-            waiting.poll(LOOK_AGAIN_MS)
+            if some_left:
+                waiting.poll(LOOK_AGAIN_MS)
             drain(self.wake)
         self.tell(b"released")
 
@@ -271,8 +273,11 @@ def supervise(requests: socket.socket) -> None:
     waiting = select.poll()
     waiting.register(requests, select.POLLIN)
     waiting.register(wake, select.POLLIN)
-    while (reaped := reap_all()) is not None or requests.fileno() >= 0:
-        keepers -= {pid for pid, _ in reaped or ()}
+    while True:
+        reaped, some_left = reap_all()
+        if not some_left and requests.fileno() < 0:
+            return
+        keepers -= reaped.keys()
         kill_all(set(children()) - keepers)  # of a keeper that was killed
         ready = {descriptor for descriptor, _ in waiting.poll()}
         drain(wake)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol, TypeAlias, final
 
 import attrs
+import trio
 
 from ..errors import RolloutError, ToolError
 from ._tool_values import Outcome, Source, ToolCall, ToolName, ToolOutput
@@ -58,7 +59,7 @@ class Tool(abc.ABC):
 
     async def wait_until_ready(self) -> None:
         """Wait until it can be called. Runs outside the gate, so that a slow start holds up nobody else."""
-        return
+        await trio.lowlevel.checkpoint()
 
     @abc.abstractmethod
     async def handle(self, invocation: Invocation) -> ToolOutput:

@@ -1,0 +1,187 @@
+"""The pure parts of exec sessions: ids, eviction, buffers, UTF-8, clamps, texts."""
+
+import random
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trio_rollout.tools import ExecLimits
+from trio_rollout.tools._collect import exec_yield, poll_yield, write_yield
+from trio_rollout.tools._head_tail import HeadTailBuffer
+from trio_rollout.tools._session_store import SessionStore, victim
+from trio_rollout.tools._session_values import ExecOutput, middle_truncated
+from trio_rollout.tools._utf8 import Utf8Splitter
+
+
+@attrs.define(eq=False)
+class Stored:
+    process_id: int
+    last_used: float
+    ended: bool = False
+    busy: bool = False
+
+
+def stored(count, **changes):
+    """``count`` entries, the oldest first; ``changes`` maps e1 to what is different about entry 1."""
+    entries = [Stored(number, float(number)) for number in range(count)]
+    for name, change in changes.items():
+        for field, value in change.items():
+            setattr(entries[int(name[1:])], field, value)
+    return entries
+
+
+SMALL = ExecLimits(max_processes=4, protected=2)
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        (stored(3), None),  # there is room
+        (stored(4), 0),  # the least recently used living one
+        (stored(4, e1={"ended": True}), 1),  # an ended one goes first
+        (stored(4, e3={"ended": True}), 0),  # unless it was used recently
+        (stored(4, e0={"busy": True}), 1),  # one in use is passed over
+        (stored(4, e0={"busy": True}, e1={"busy": True}), None),  # the store may hold more than it should
+        (stored(4, e1={"ended": True, "busy": True}), None),  # it is about to go: no living one is sacrificed
+    ],
+)
+def test_who_is_evicted(entries, expected):
+    chosen = victim(entries, SMALL)
+
+    assert (None if chosen is None else chosen.process_id) == expected
+
+
+def test_deterministic_ids_count_up_and_come_back():
+    store = SessionStore(random.Random(0).randrange, deterministic=True)
+    ids = [store.reserve() for _ in range(3)]
+    store.give_back(1002)
+
+    assert ids == [1000, 1001, 1002]
+    assert store.reserve() == 1002
+
+
+def test_random_ids_are_in_range_and_differ():
+    store = SessionStore(random.Random(0).randrange)
+    ids = {store.reserve() for _ in range(1000)}
+
+    assert len(ids) == 1000
+    assert all(1000 <= number < 100_000 for number in ids)
+
+
+def test_an_id_that_names_another_session_now_is_not_freed_by_the_old_one():
+    store = SessionStore(random.Random(0).randrange, deterministic=True)
+    old, new = Stored(store.reserve(), 0.0), Stored(1000, 1.0)
+    store.insert(old)
+    store.release(old)
+    assert store.reserve() == 1000
+    store.insert(new)
+    store.release(old)
+
+    assert store.get(1000) is new
+    assert (store.holds(old), store.holds(new)) == (False, True)
+
+
+@pytest.mark.parametrize(("asked", "start", "write", "poll"), [
+    (0.0, 0.25, 0.25, 5.0),
+    (0.25, 0.25, 0.25, 5.0),
+    (10.0, 10.0, 10.0, 10.0),
+    (60.0, 30.0, 30.0, 60.0),
+    (1e9, 30.0, 30.0, 300.0),
+])  # fmt: skip
+def test_how_long_calls_wait(asked, start, write, poll):
+    limits = ExecLimits()
+
+    assert (exec_yield(limits, asked), write_yield(limits, asked), poll_yield(limits, asked)) == (start, write, poll)
+
+
+def fill(limit, *chunks):
+    buffer = HeadTailBuffer(limit)
+    for chunk in chunks:
+        buffer.append(chunk)
+    return buffer
+
+
+@pytest.mark.parametrize(("limit", "chunks", "rendered"), [
+    (10, [b"0123456789"], b"0123456789"),
+    (10, [b"0123456789", b"ab"], b"01234\n... 2 bytes omitted ...\n789ab"),
+    (10, [b"01234", b"5678901234abcde"], b"01234\n... 10 bytes omitted ...\nabcde"),
+    (5, [b"abcdefgh"], b"ab\n... 3 bytes omitted ...\nfgh"),
+    (1, [b"abc"], b"\n... 2 bytes omitted ...\nc"),
+    (0, [b"abc"], b"\n... 3 bytes omitted ...\n"),
+    (10, [], b""),
+])  # fmt: skip
+def test_head_and_tail_are_kept(limit, chunks, rendered):
+    assert fill(limit, *chunks).rendered() == rendered
+
+
+@given(st.integers(0, 40), st.lists(st.tuples(st.binary(max_size=30), st.booleans()), max_size=12))
+def test_however_it_is_chunked_and_drained_the_result_is_that_of_one_stream(limit, steps):
+    """``output_collection_stays_bounded_across_repeated_drains``, ``…preserves_omissions…``"""
+    pending, gathered = HeadTailBuffer(limit), HeadTailBuffer(limit)
+    for chunk, drain in steps:
+        pending.append(chunk)
+        if drain:
+            pending.drain_into(gathered)
+    pending.drain_into(gathered)
+    whole = fill(limit, b"".join(chunk for chunk, _ in steps))
+
+    assert (gathered.rendered(), gathered.omitted, len(gathered)) == (whole.rendered(), whole.omitted, len(whole))
+    assert (len(pending), pending.total) == (0, 0)
+
+
+@given(st.text(), st.integers(4, 9), st.lists(st.integers(1, 7), min_size=1))
+def test_pieces_of_text_are_text_and_nothing_is_lost(text, limit, sizes):
+    splitter, pieces, data = Utf8Splitter(limit), [], text.encode()
+    while data:
+        for size in sizes:
+            pieces += splitter.feed(data[:size])
+            data = data[size:]
+
+    assert splitter.flush() == b""
+    assert "".join(piece.decode() for piece in pieces) == text
+    assert all(0 < len(piece) <= limit for piece in pieces)
+
+
+@given(st.lists(st.binary(max_size=20)), st.integers(4, 9))
+def test_bytes_that_are_no_text_come_through_unchanged(chunks, limit):
+    splitter = Utf8Splitter(limit)
+    pieces = [piece for chunk in chunks for piece in splitter.feed(chunk)]
+
+    assert b"".join([*pieces, splitter.flush()]) == b"".join(chunks)
+
+
+def test_an_incomplete_code_point_waits_for_its_rest_or_the_end():
+    splitter = Utf8Splitter(8)
+
+    assert list(splitter.feed(b"a\xc3")) == [b"a"]
+    assert list(splitter.feed(b"\xa4")) == ["ä".encode()]
+    assert list(splitter.feed(b"\xe2\x82")) == []
+    assert splitter.flush() == b"\xe2\x82"
+
+
+def test_the_response_text_has_its_lines_in_order():
+    output = ExecOutput(
+        call_id="c", chunk_id="00beef", wall_time=1.5, output=b"hi", exit_code=3, original_token_count=1
+    )
+
+    assert output.model_text() == (
+        "Chunk ID: 00beef\nWall time: 1.5000 seconds\nProcess exited with code 3\nOriginal token count: 1\nOutput:\nhi"
+    )
+    alive = attrs.evolve(output, exit_code=None, process_id=1234)
+    assert "Process running with session ID 1234" in alive.model_text()
+    assert "exited" not in alive.model_text()
+
+
+def test_long_output_loses_its_middle():
+    text = middle_truncated(b"a" * 100 + b"b" * 100, 10)
+
+    assert text == "a" * 20 + "\n… 40 tokens truncated …\n" + "b" * 20
+
+
+def test_a_session_output_is_a_success_whatever_its_exit_code():
+    output = ExecOutput(call_id="c", chunk_id="0", wall_time=0, output=b"", exit_code=1)
+
+    assert output.success_for_logging is True
+    assert output.success is None

@@ -1,0 +1,226 @@
+"""Where sessions live: the nursery they run in, the store of their ids, and the rules of starting and leaving them.
+
+A session is stored before its output is awaited, so that a call that is cancelled later leaves it to its owner; whether it
+then dies is ``limits.on_turn_cancel``. Leaving: no new calls; those under way may finish, within a bound; then
+every process is killed and reaped.
+"""
+
+import logging
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import final
+
+import attrs
+import trio
+
+from .._ports import Ports
+from ._child import Spawn
+from ._command import Command
+from ._denial import DenialHandle
+from ._errors import SpawnError
+from ._head_tail import HeadTailBuffer
+from ._limits import ExecLimits, OnTurnCancel
+from ._pause import PauseState
+from ._session import Session
+from ._session_life import live
+from ._session_report import SessionReport
+from ._session_store import SessionStore, victim
+from ._session_values import (
+    CreateProcessError,
+    ExecOutput,
+    ExecSessionsClosed,
+    ExecStatistics,
+    SessionListener,
+    UnknownProcessId,
+    tokens_of,
+)
+
+_log = logging.getLogger("trio_rollout.tools")
+
+
+def unknown(process_id: int) -> UnknownProcessId:
+    """The error for an id that names nothing."""
+    return UnknownProcessId(f"Unknown process id {process_id}", process_id=process_id)
+
+
+def _keep_out(_session: Session) -> None:
+    """Not stored: it dies with its call."""
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class SessionHost:
+    """The owner of a set of sessions."""
+
+    spawn: Spawn
+    limits: ExecLimits
+    pause: PauseState
+    listeners: tuple[SessionListener, ...]
+    ports: Ports
+    store: SessionStore[Session]
+    closed: bool = attrs.field(default=False, init=False)
+    nursery: trio.Nursery | None = attrs.field(default=None, init=False)
+    _calls: int = attrs.field(default=0, init=False)
+    _idle: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _started: int = attrs.field(default=0, init=False)
+    _evicted: int = attrs.field(default=0, init=False)
+    _unreaped: int = attrs.field(default=0, init=False)
+
+    async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Keep the nursery open in which the sessions live."""
+        async with trio.open_nursery() as nursery:
+            self.nursery = nursery
+            task_status.started()
+            await trio.sleep_forever()
+
+    async def leave(self, drain: float) -> None:
+        """Refuse new calls and give those under way ``drain`` seconds. Whoever owns the nursery ends it then."""
+        self.closed = True
+        await trio.lowlevel.checkpoint()
+        with trio.move_on_after(drain):
+            await self._wait_idle()
+
+    async def _wait_idle(self) -> None:
+        await trio.lowlevel.checkpoint()
+        while self._calls:
+            await self._idle.wait()
+
+    @contextmanager
+    def calling(self) -> Generator[None]:
+        """Count a call, or refuse it."""
+        if self.closed:
+            raise ExecSessionsClosed("the exec sessions are closed")
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._idle.set()
+                self._idle = trio.Event()
+
+    def new(self, command: Command, call_id: str, denial: DenialHandle | None, process_id: int | None) -> Session:
+        """A session that is not started yet, under an id of its own."""
+        now = trio.current_time()
+        chosen = self.store.reserve() if process_id is None else process_id
+        report = SessionReport(chosen, call_id, command, self.limits, self.listeners)
+        return Session(chosen, call_id, command, self.limits, report, denial, now, now)
+
+    async def start(self, session: Session, *, stored: bool) -> None:
+        """Start the session's process in the nursery; with ``stored``, it is stored if it does not exit at once.
+
+        Raises:
+          CreateProcessError: it could not be started.
+
+        """
+        if self.nursery is None:
+            raise AssertionError("the nursery of the sessions is not open")
+        keep = self._keep if stored else _keep_out
+        try:
+            await self.nursery.start(partial(live, session, self.spawn, keep, self._gone))
+        except SpawnError as error:
+            raise CreateProcessError(f"Failed to create unified exec process: {error}", errno=error.errno) from error
+        self._started += 1
+
+    def _keep(self, session: Session) -> None:
+        """Store a session, at the expense of another if there are too many. No checkpoint comes between."""
+        evicted = victim(self.store.entries(), self.limits)
+        if evicted is not None:
+            self._evicted += 1
+            self.forget(evicted)
+            evicted.terminate()
+        self.store.insert(session)
+        session.was_stored = True
+
+    def _gone(self, session: Session, proven: bool) -> None:  # ruff: ignore[boolean-type-hint-positional-argument]
+        self.store.release(session)
+        if not proven:
+            self._unreaped += 1
+            _log.warning("a session's processes were still alive %.1f s after they were killed", self.limits.teardown)
+
+    def known(self, process_id: int) -> Session:
+        """The session stored under this id.
+
+        Raises:
+          UnknownProcessId: there is none.
+
+        """
+        session = self.store.get(process_id)
+        if session is None:
+            raise unknown(process_id)
+        return session
+
+    def forget(self, session: Session) -> None:
+        """Free the session's id and let it go: what is left of it is killed and reaped by its own task."""
+        self.store.release(session)
+        session.release()
+
+    async def wait_gone(self, session: Session) -> bool:
+        """Wait until the session is reaped; False if that takes longer than it may."""
+        with trio.move_on_after(self.limits.teardown):
+            await session.until(lambda: session.gone)
+        return session.gone
+
+    @asynccontextmanager
+    async def on_call(self, session: Session) -> AsyncGenerator[None]:
+        """The part of a call that uses the session: what its cancellation means, and that nothing unstored stays."""
+        try:
+            yield
+        except trio.Cancelled:
+            if self.limits.on_turn_cancel is OnTurnCancel.DIE or not self.store.holds(session):
+                self.forget(session)
+                with trio.move_on_after(self.limits.teardown, shield=True):
+                    await session.until(lambda: session.gone or session.child is None)
+            raise
+        finally:
+            session.initial_active = False
+            if not self.store.holds(session):
+                self.forget(session)
+
+    async def respond(self, session: Session, gathered: HeadTailBuffer, began: float, tokens: int | None) -> ExecOutput:
+        """What a call returns after its collection: alive, or ended and then forgotten.
+
+        Raises:
+          ProcessFailed, ToolError: it was denied, or lost. A denial that comes just after an exit counts.
+          UnknownProcessId: it is not stored any more, although it has not ended.
+
+        """
+        exit_code: int | None = None
+        gone = session.was_stored and not self.store.holds(session)
+        if gone and (session.initial_active or not session.ended):
+            raise unknown(session.process_id)
+        if session.ended:
+            exit_code = await self._conclude(session)
+        alive = exit_code is None
+        return ExecOutput(  # noqa: ASYNC910  nothing may cancel between the collection and its response
+            call_id=session.call_id,
+            chunk_id=f"{self.ports.random.getrandbits(24):06x}",
+            wall_time=trio.current_time() - began,
+            output=gathered.rendered(),
+            omitted_bytes=gathered.omitted,
+            process_id=session.process_id if alive else None,
+            exit_code=exit_code,
+            original_token_count=tokens_of(gathered.total),
+            max_output_tokens=min(tokens or self.limits.max_output_tokens, self.limits.max_output_tokens),
+        )
+
+    async def _conclude(self, session: Session) -> int:
+        """Free the id of an ended session, give a late denial its time, tell the end."""
+        self.store.release(session)
+        await session.until(lambda: session.denial_settled)
+        session.tell_end()
+        session.release()
+        session.raise_failure()
+        return session.exit_code
+
+    def statistics(self) -> ExecStatistics:
+        """Counts of this moment."""
+        alive = sum(not session.ended for session in self.store.entries())
+        return ExecStatistics(
+            started=self._started,
+            stored=len(self.store),
+            alive=alive,
+            evicted=self._evicted,
+            unreaped=self._unreaped,
+        )

@@ -1,0 +1,242 @@
+"""Exec sessions: processes that outlive the calls that use them, and die with the block that owns them.
+
+Owns the nursery in which the sessions live and the store of their ids. A call is one of: start and collect, write and
+collect, poll (an empty write), interrupt, terminate. That a collection is over ends the call and nothing else; what a
+cancelled call means for its process is ``limits.on_turn_cancel``.
+"""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from os import PathLike
+from typing import final
+
+import attrs
+import trio
+
+from .._ports import Ports
+from .._service import open_service
+from ._child import Spawn
+from ._collect import collect, exec_yield, poll_yield, write_yield
+from ._command import Argv, Command
+from ._denial import DenialHandle
+from ._limits import ExecLimits
+from ._pause import PauseState
+from ._session import Session
+from ._session_host import SessionHost, unknown
+from ._session_store import SessionStore
+from ._session_values import ExecOutput, ExecStatistics, ProcessInfo, SessionListener
+from ._stdin import send_interrupt, write_input
+from ._supervisor import open_supervisor
+
+ONE_SHOT_TIMEOUT_CODE = 124
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class ExecSessions:
+    """Long-lived processes by id. Made by ``open_exec_sessions``."""
+
+    _host: SessionHost
+
+    def __repr__(self) -> str:
+        counts = self.statistics()
+        return f"<ExecSessions {counts.alive} alive, {counts.stored} stored{', closed' if self._host.closed else ''}>"
+
+    async def exec_command(
+        self,
+        argv: Argv,
+        *,
+        call_id: str,
+        cwd: str | PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        tty: bool = False,
+        yield_time: float = 10.0,
+        max_output_tokens: int | None = None,
+        denial: DenialHandle | None = None,
+        process_id: int | None = None,
+    ) -> ExecOutput:
+        """Start a process and collect its output until it ends or ``yield_time`` (0.25 to 30 s) is over.
+
+        Blocks for its start and the collection. If it still runs then, the result has its ``process_id`` and it goes
+        on; ``process_id`` may be one that was reserved before. Cancelled before the process is stored, it is killed;
+        afterwards it is killed too, or goes on, as ``limits.on_turn_cancel`` says. With ``tty`` it gets a terminal, else
+        the null device as stdin and one pipe for both outputs.
+
+        Raises:
+          CreateProcessError: it could not be started.
+          ProcessFailed: it was denied.
+          UnknownProcessId: it was evicted while its output was collected.
+          ExecSessionsClosed: the sessions are closed.
+          ToolError: what contains it is gone.
+
+        """
+        with self._host.calling():
+            session = self._host.new(self._command(argv, cwd, env, tty=tty), call_id, denial, process_id)
+            async with self._host.on_call(session):
+                await self._host.start(session, stored=True)
+                began = trio.current_time()
+                wait = exec_yield(self._host.limits, yield_time)
+                gathered = await collect(session, self._host.pause.now() + wait, self._host.pause)
+                return await self._host.respond(session, gathered, began, max_output_tokens)
+
+    async def exec_to_completion(
+        self,
+        argv: Argv,
+        *,
+        call_id: str,
+        timeout: float,  # noqa: ASYNC109  expiry is a result here, unlike a cancelled scope
+        cwd: str | PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        tty: bool = False,
+        max_output_tokens: int | None = None,
+        denial: DenialHandle | None = None,
+    ) -> ExecOutput:
+        """One-shot mode: the same life, but the process never outlives the call.
+
+        After ``timeout`` seconds it is killed: a result with exit code 124. Cancelled, it is dead before Cancelled goes on.
+
+        Raises:
+          CreateProcessError, ProcessFailed, ExecSessionsClosed, ToolError: as ``exec_command``.
+
+        """
+        with self._host.calling():
+            session = self._host.new(self._command(argv, cwd, env, tty=tty), call_id, denial, None)
+            async with self._host.on_call(session):
+                await self._host.start(session, stored=False)
+                began = trio.current_time()
+                gathered = await collect(session, began + timeout, PauseState())
+                timed_out = not session.ended
+                if timed_out:
+                    await session.terminate_confirmed()
+                    session.pending.drain_into(gathered)
+                output = await self._host.respond(session, gathered, began, max_output_tokens)
+                if timed_out:
+                    output = attrs.evolve(output, timed_out=True, exit_code=ONE_SHOT_TIMEOUT_CODE, process_id=None)
+                return output
+
+    async def write_stdin(
+        self, process_id: int, data: str = "", *, yield_time: float = 0.25, max_output_tokens: int | None = None
+    ) -> ExecOutput:
+        r"""Write to a session and collect what it says; without ``data``, wait for more (5 to 300 s).
+
+        Calls for one session come one after the other. ``"\x03"`` alone interrupts. A session without a terminal takes
+        nothing else. Cancelled, as ``exec_command``.
+
+        Raises:
+          UnknownProcessId: there is no such session, or it has been replaced meanwhile.
+          StdinClosed, WriteToStdinError: it takes no input.
+          ProcessFailed, ExecSessionsClosed, ToolError: as ``exec_command``.
+
+        """
+        with self._host.calling():
+            session = self._host.known(process_id)
+            async with session.lock:
+                if not self._host.store.holds(session):  # ids are used again
+                    raise unknown(process_id)
+                session.last_used = trio.current_time()
+                async with self._host.on_call(session):
+                    output = await self._interact(session, data, yield_time, max_output_tokens)
+            if data or output.alive:
+                session.report.interaction(data)
+            return output
+
+    async def poll(
+        self, process_id: int, *, yield_time: float = 5.0, max_output_tokens: int | None = None
+    ) -> ExecOutput:
+        """Wait for more output: ``write_stdin`` without data."""
+        return await self.write_stdin(process_id, yield_time=yield_time, max_output_tokens=max_output_tokens)
+
+    async def interrupt(self, process_id: int) -> None:
+        """SIGINT to the session's group (through its terminal, if it has one). The program decides what that means.
+
+        Raises:
+          UnknownProcessId: there is no such session.
+
+        """
+        await send_interrupt(self._host.known(process_id))
+
+    async def terminate_process(self, process_id: int) -> bool:
+        """Kill a session and wait until it is dead; False if there is none, or if its death was not confirmed in time."""
+        session = self._host.store.get(process_id)
+        await trio.lowlevel.checkpoint()
+        if session is None or not (session.ended or await session.terminate_confirmed()):
+            return False
+        if self._host.store.holds(session) and not session.initial_active:  # else its first response takes it away
+            self._host.forget(session)
+            await self._host.wait_gone(session)
+        return True
+
+    async def terminate_all(self) -> None:
+        """Kill every stored session and wait, bounded, until they are dead."""
+        await trio.lowlevel.checkpoint()
+        sessions = self._host.store.entries()
+        for session in sessions:
+            session.terminate()
+            self._host.forget(session)
+        for session in sessions:
+            await self._host.wait_gone(session)
+
+    def reserve_id_nowait(self) -> int:
+        """Reserve an id for an ``exec_command`` to come."""
+        return self._host.store.reserve()
+
+    def release_id_nowait(self, process_id: int) -> None:
+        """Give back an id that was reserved and not used."""
+        self._host.store.give_back(process_id)
+
+    def list_processes(self) -> tuple[ProcessInfo, ...]:
+        """The living sessions, by id."""
+        alive = [session.info() for session in self._host.store.entries() if not session.ended]
+        return tuple(sorted(alive, key=lambda info: info.process_id))
+
+    def statistics(self) -> ExecStatistics:
+        """Counts of this moment."""
+        return self._host.statistics()
+
+    def _command(
+        self, argv: Argv, cwd: str | PathLike[str] | None, env: Mapping[str, str] | None, *, tty: bool
+    ) -> Command:
+        size = (self._host.limits.pty_rows, self._host.limits.pty_cols) if tty else None
+        return Command(argv=argv, cwd=cwd, env=env, tty=size, merge_stderr=True)
+
+    async def _interact(self, session: Session, data: str, wait: float, tokens: int | None) -> ExecOutput:
+        host = self._host
+        began = trio.current_time()
+        bound = write_yield(host.limits, wait) if data else poll_yield(host.limits, wait)
+        deadline = host.pause.now() + bound
+        if data:
+            await write_input(session, data, deadline, host.pause)
+        gathered = await collect(session, deadline, host.pause)
+        return await host.respond(session, gathered, began, tokens)
+
+
+@asynccontextmanager
+async def open_exec_sessions(
+    spawn: Spawn | None = None,
+    *,
+    limits: ExecLimits | None = None,
+    pause: PauseState | None = None,
+    listeners: tuple[SessionListener, ...] = (),
+    ports: Ports | None = None,
+    deterministic_ids: bool = False,
+    drain_timeout: float = 5.0,
+) -> AsyncGenerator[ExecSessions]:
+    """Own exec sessions for the length of a block. Use ``rollout.tools.open_sessions()`` inside a rollout.
+
+    Without ``spawn`` the sessions have a supervisor of their own. Leaving blocks: calls under way in other tasks get
+    ``drain_timeout`` (none, if the block failed or was cancelled), then every process is killed and reaped, shielded,
+    within ``limits.teardown``.
+    """
+    limits = limits or ExecLimits()
+    ports = ports or Ports()
+    async with AsyncExitStack() as stack:
+        if spawn is None:
+            spawn = (await stack.enter_async_context(open_supervisor(limits))).spawn
+        store: SessionStore[Session] = SessionStore(ports.random.randrange, deterministic=deterministic_ids)
+        host = SessionHost(spawn, limits, pause or PauseState(), listeners, ports, store)
+
+        async def leave(_: None, error: BaseException | None) -> None:
+            await host.leave(0.0 if error is not None else drain_timeout)
+
+        async with open_service(host.serve, leave):
+            yield ExecSessions(host)
