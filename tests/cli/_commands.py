@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -45,13 +46,13 @@ class Started:
     process: "subprocess.Popen[str]"
     seen: list[str] = attrs.field(factory=list)
 
-    def read_until(self, text: str) -> str:
-        """The next line that contains the text."""
+    def read_until(self, pattern: str) -> str:
+        """The next line that has a match of the pattern."""
         for line in self.process.stdout or ():
             self.seen.append(line)
-            if text in line:
+            if re.search(pattern, line):
                 return line
-        raise AssertionError(f"the command ended before {text!r}: {self.seen}, {self.process.stderr.read()}")
+        raise AssertionError(f"the command ended before {pattern!r}: {self.seen}, {self.process.stderr.read()}")
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal."""

@@ -187,11 +187,14 @@ def test_the_results_of_another_run_are_left_alone(run, scripted, results):
     assert exported(results) == before
 
 
-@pytest.fixture
+SLOW = ("--step-delay", 0.05, "--eos-id", -1)
+
+
+@pytest.fixture(scope="module")
 def slow():
-    """A tiny server whose answer of 20 tokens takes a second."""
-    with tiny_server("--step-delay", 0.05, "--eos-id", -1) as (url, process):
-        yield url, process
+    """The URL of a tiny server whose answer of 20 tokens takes a second."""
+    with tiny_server(*SLOW) as (url, _):
+        yield url
 
 
 @pytest.fixture
@@ -204,7 +207,7 @@ def slow_run(prompts, tmp_path):
 
 
 def test_ctrl_c_drains_and_the_next_run_does_the_rest(slow, slow_run, scripted, tmp_path):
-    with started(*slow_run, "--server", slow[0]) as running:
+    with started(*slow_run, "--server", slow) as running:
         running.read_until("2 rollouts running")
         running.ctrl_c()
         running.read_until("draining")
@@ -222,8 +225,24 @@ def test_ctrl_c_drains_and_the_next_run_does_the_rest(slow, slow_run, scripted, 
     assert groups[kept["prompt"]["id"]] == kept
 
 
+def test_what_was_finished_survives_a_kill(slow, slow_run, scripted, tmp_path):
+    with started(*slow_run, "--server", slow) as running:
+        running.read_until("1/6 groups")
+        running.signal(signal.SIGKILL)
+        running.end()
+    kept = exported(tmp_path / "out")
+    assert kept
+
+    again = command(*slow_run, "--server", scripted)
+
+    assert again.status == 0, again.out + again.err
+    groups = exported(tmp_path / "out")
+    assert len(groups) == 6
+    assert kept.items() <= groups.items()
+
+
 def test_a_second_ctrl_c_cancels(slow, slow_run, tmp_path):
-    with started(*slow_run, "--server", slow[0], "--max-new-tokens", 100_000) as running:
+    with started(*slow_run, "--server", slow, "--max-new-tokens", 100_000) as running:
         running.read_until("2 rollouts running")
         running.ctrl_c()
         running.read_until("draining")
@@ -235,10 +254,12 @@ def test_a_second_ctrl_c_cancels(slow, slow_run, tmp_path):
     assert exported(tmp_path / "out") == {}
 
 
-def test_when_a_server_dies_the_others_go_on(slow, slow_run, scripted, tmp_path):
-    url, process = slow
-    with started(*slow_run, "--server", url, "--server", scripted, "--max-running", 12) as running:
-        running.read_until("rollouts running")
+def test_when_a_server_dies_the_others_go_on(slow_run, scripted, tmp_path):
+    with (
+        tiny_server(*SLOW) as (doomed, process),
+        started(*slow_run, "--server", doomed, "--server", scripted, "--max-running", 12) as running,
+    ):
+        running.read_until(r"[1-9]\d* rollouts running")
         process.signal(signal.SIGKILL)
         ended = running.end()
 
@@ -247,7 +268,7 @@ def test_when_a_server_dies_the_others_go_on(slow, slow_run, scripted, tmp_path)
 
 
 def test_usr1_shows_the_task_tree(slow, slow_run):
-    with started(*slow_run, "--server", slow[0]) as running:
+    with started(*slow_run, "--server", slow) as running:
         running.read_until("2 rollouts running")
         running.signal(signal.SIGUSR1)
         running.read_until("_Run.consume")
