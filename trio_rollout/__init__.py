@@ -57,3 +57,59 @@ from .sglang import open_sglang_servers as open_sglang_servers
 from .sources import IterableSource as IterableSource
 from .sources import JsonlSource as JsonlSource
 from .sources import TaskSource as TaskSource
+
+__all__ = [  # in the order a prompt travels
+    # sources
+    "Prompt",
+    "JsonlSource",
+    "IterableSource",
+    "TaskSource",
+    # rollouts
+    "SingleTurn",
+    "SamplingParams",
+    "Turn",
+    "VersionSpan",
+    "Stop",
+    "Leftovers",
+    # servers
+    "open_sglang_servers",
+    "SGLangServers",
+    "ServerSettings",
+    "ServerStatistics",
+    "ServerCounts",
+    # rewards and filters
+    "exact_match",
+    "regex_reward",
+    "in_thread",
+    "in_process",
+    "open_scorer_processes",
+    "Keep",
+    "Drop",
+    # what comes out
+    "Segment",
+    "Trajectory",
+    "Status",
+    "Group",
+    "GroupId",
+    "Batch",
+    "Batches",
+    "Failure",
+    "Cause",
+    "QuarantineReport",
+    # the ledger
+    "open_ledger",
+    # the engine
+    "open_rollout_engine",
+    "RolloutEngine",
+    "EngineSettings",
+    "Deadlines",
+    "Retry",
+    "Staleness",
+    "Pace",
+    "Discard",
+    "Ports",
+    "EngineStatistics",
+    # weights
+    "PauseMode",
+    "WeightUpdate",
+]

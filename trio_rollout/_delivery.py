@@ -1,11 +1,11 @@
-"""From ready to acked: the buffer of finished groups, batches in order, and backpressure.
+"""From ready to acked: batches, one at a time and in order.
 
-Invariant 3: ``ready`` never exceeds the bound while the engine runs: an attempt that finished waits for room, its outcome
-claimed, its slots given back. Invariant 4: a cancelled ``next_batch`` has taken nothing.
+Invariant 4: a cancelled ``next_batch`` has taken nothing. Between the decision to hand out and the claim of the groups there
+is no checkpoint.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import final
 
 import attrs
@@ -18,70 +18,36 @@ from ._core.enums import Cause
 from ._core.events import Acked, Delivered, Requeued, Restored
 from ._core.lifecycle import Event
 from ._core.statistics import EngineStatistics
-from ._core.values import Group
 from ._fate import Fate
 from ._freshness import Freshness
+from ._ready import ReadyBuffer
 from ._record import Record
-from ._signal import StateChange
 from .errors import EndOfData, EngineClosed, RolloutError
 
 
 @final
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Delivery:
-    """Owns ready and delivered groups. ``taken`` is notified when groups leave the buffer or a consumer wants more."""
+    """Owns the groups that are out, by step."""
 
     book: Book
+    ready: ReadyBuffer
     record: Record
     fate: Fate
-    max_ready: int
     freshness: Freshness
     queue: deque[Entry]
     new_id: Callable[[], str]
     next_step: int = 0
-    came: StateChange = attrs.field(factory=StateChange)
-    taken: StateChange = attrs.field(factory=StateChange)
-    blocked: int = attrs.field(default=0, init=False)
-    _demand: int = attrs.field(default=0, init=False)
-    _bounded: bool = attrs.field(default=True, init=False)
-    _ready: deque[Entry] = attrs.field(factory=deque, init=False)
     _out: dict[int, tuple[str, list[Entry]]] = attrs.field(factory=dict, init=False)
     _seen: set[Entry] = attrs.field(factory=set, init=False)
     _last_acked: int = attrs.field(default=-1, init=False)
     _turn: trio.StrictFIFOLock = attrs.field(factory=trio.StrictFIFOLock, init=False)
 
-    @property
-    def bound(self) -> int:
-        """How many groups may be ready: ``max_ready``, or what a waiting consumer asked for if that is more."""
-        return max(self.max_ready, self._demand)
-
-    @property
-    def ready(self) -> int:
-        """How many groups are ready."""
-        return len(self._ready)
-
-    def lift_bound(self) -> None:
-        """From now on a finished group never waits for room: the engine is being drained."""
-        self._bounded = False
-        self.taken.notify()
-
-    async def put(self, entry: Entry, group: Group) -> None:
-        """Make a finished group ready, once there is room. Cancelled while it waits, it becomes ready all the same."""
-        self.blocked += 1
-        try:
-            await self.taken.wait_until(lambda: not self._bounded or self.ready < self.bound)
-        finally:
-            self.blocked -= 1
-            self.book.finish(entry, group)
-            self._ready.append(entry)
-            self.came.notify()
-
-    def remember(self, groups: list[tuple[Entry, bool]]) -> None:
-        """Put back groups that a ledger remembers; the flag says whether they had been delivered before."""
-        for entry, delivered in groups:
-            self._ready.append(entry)
-            if delivered:
-                self._seen.add(entry)
+    def remember(self, seen: Iterable[Entry], fresh: Iterable[Entry]) -> None:
+        """Take over groups that a ledger remembers: those that had been delivered before, then those that had not."""
+        seen = list(seen)
+        self._seen.update(seen)
+        self.ready.add([*seen, *fresh])
 
     async def next_batch(
         self, size: int, supply: Callable[[], Supply], statistics: Callable[[], EngineStatistics]
@@ -91,13 +57,10 @@ class Delivery:
             self._ask(size)
             try:
                 while True:
-                    await self.came.wait_until(
-                        lambda: (
-                            decide(size, supply()).answer is not Answer.WAIT
-                            or bool(self.freshness.too_old(self._ready))
-                        )
+                    await self.ready.came.wait_until(
+                        lambda: decide(size, supply()).answer is not Answer.WAIT or bool(self._stale())
                     )
-                    stale = self.freshness.too_old(self._ready)
+                    stale = self._stale()
                     if not stale:
                         return await self._hand_out(decide(size, supply()), statistics)
                     await self._recycle(stale)
@@ -105,19 +68,21 @@ class Delivery:
                 self._ask(0)
 
     def _ask(self, size: int) -> None:
-        self._demand = size
         self.freshness.note_asked(size)
-        self.taken.notify()
+        self.ready.want(size)
+
+    def _stale(self) -> list[Entry]:
+        return self.freshness.too_old(self.ready.entries)
 
     async def _recycle(self, stale: list[Entry]) -> None:
         """Requeue groups that are too old for the trainer that would get them now."""
         await self.record.write(*(_requeued(entry) for entry in stale))
+        self.ready.remove(stale)
         for entry in stale:
-            self._ready.remove(entry)
             self.book.recycle(entry)
             self.freshness.note_recycled(entry)
         self.queue.extend(stale)
-        self.taken.notify()
+        self.ready.changed.notify()
 
     async def _hand_out(self, decision: Decision, statistics: Callable[[], EngineStatistics]) -> Batch:
         if decision.answer is Answer.FAILED and self.fate.error is not None:
@@ -126,9 +91,9 @@ class Delivery:
             raise EndOfData("the source has ended and every group is delivered, filtered or quarantined")
         if decision.answer is Answer.CLOSED:
             raise EngineClosed("the engine is drained and nothing deliverable is left")
-        entries = self.freshness.in_order(self._ready)[: decision.count]
+        entries = self.freshness.in_order(self.ready.entries)[: decision.count]
+        self.ready.remove(entries)
         for entry in entries:
-            self._ready.remove(entry)
             self.book.apply(entry, Event.DELIVER)
         step = self.next_step
         self.next_step += 1
@@ -144,7 +109,7 @@ class Delivery:
         self._out[step] = (batch.id, entries)
         self._seen.difference_update(entries)
         self.freshness.note_delivered(len(entries))
-        self.taken.notify()
+        self.ready.changed.notify()
         return batch
 
     async def _write_or_undo(self, step: int, entries: list[Entry]) -> None:
@@ -158,10 +123,9 @@ class Delivery:
                 self._back_in_front(entries)
 
     def _back_in_front(self, entries: list[Entry]) -> None:
-        for entry in reversed(entries):
+        for entry in entries:
             self.book.apply(entry, Event.RESTORE)
-            self._ready.appendleft(entry)
-        self.came.notify()
+        self.ready.put_in_front(entries)
 
     async def ack(self, batch: Batch) -> None:
         """The batch's groups will never be asked for again; see ``Batch.ack``."""
@@ -195,8 +159,8 @@ class Delivery:
 
     def give_up_ready(self) -> list[Entry]:
         """Empty the buffer: the engine closes and nobody will take these groups."""
-        entries = list(self._ready)
-        self._ready.clear()
+        entries = list(self.ready.entries)
+        self.ready.remove(entries)
         return entries
 
 

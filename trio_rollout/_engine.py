@@ -17,8 +17,10 @@ from ._core.settings import EngineSettings
 from ._core.statistics import EngineStatistics, ServerStatistics
 from ._core.values import Group, QuarantineReport
 from ._evaluation import Evaluation, evaluation_recipe
+from ._gate import Gate
 from ._parts import Parts, assemble
 from ._ports import Ports
+from ._recipe import Recipe
 from ._service import open_service
 from ._weights import WeightUpdate
 from .abc import Generate, GroupFilter, GroupReward, InferenceServers, Instrument, Ledger, Reward, Source
@@ -171,7 +173,7 @@ class RolloutEngine:
     def _supply(self) -> Supply:
         parts = self._parts
         return Supply(
-            ready=parts.delivery.ready,
+            ready=len(parts.delivery.ready),
             unfinished=parts.book.count(State.WAITING) + parts.book.count(State.RUNNING),
             exhausted=parts.pool.exhausted,
             drained=parts.pool.drained,
@@ -190,7 +192,7 @@ class RolloutEngine:
                 f"{what}: it would wait for rollouts that cannot run before this weight_update block is left"
             )
 
-    async def _leave(self, error: BaseException | None) -> None:
+    async def _leave(self, _: None, error: BaseException | None) -> None:
         """Drain within ``Deadlines.drain``: with no grace when the body failed, or when nobody can get the results."""
         deadlines = self._parts.recipe.settings.deadlines
         grace = deadlines.drain - deadlines.abort if error is None and self._parts.record.ledger is not None else 0.0
@@ -218,6 +220,11 @@ class Batches:
             raise StopAsyncIteration from None
 
 
+def _evaluation_limit(settings: EngineSettings) -> trio.CapacityLimiter:
+    """As many groups at once as production may run, in slots of its own."""
+    return trio.CapacityLimiter(max(1, settings.max_running // settings.samples_per_prompt))
+
+
 @asynccontextmanager
 async def open_rollout_engine(
     source: Source,
@@ -234,33 +241,27 @@ async def open_rollout_engine(
 ) -> AsyncGenerator[RolloutEngine]:
     """Run rollouts of the source's prompts until the block is left.
 
-    Entering reads the servers' versions and what the ledger remembers. Leaving takes at most ``Deadlines.drain`` plus one
-    accepted write: running groups are cancelled and settled, what is unfinished goes back to the source or stays in the
-    ledger. The body's own exception comes out as itself.
+    Entering reads versions and the ledger. Leaving takes at most ``Deadlines.drain`` plus one accepted write; what is
+    unfinished goes back to the source or stays in the ledger.
 
     Raises:
       LedgerError: the ledger belongs to another run.
-      ServerError: no server names its version.
-      Exception: the engine's own failure, on leaving, if no call had told it.
+      Exception: the body's own as itself; the engine's own failure, on leaving, if no call had told it.
     """
-    parts = await assemble(
-        source=source,
+    settings = settings or EngineSettings()
+    recipe = Recipe(
         generate=generate,
-        servers=servers,
         reward=reward,
         group_reward=group_reward,
         group_filter=group_filter,
-        ledger=ledger,
-        settings=settings or EngineSettings(),
-        instruments=instruments,
+        servers=servers.under(settings.deadlines),
+        gate=Gate(),
+        settings=settings,
         ports=ports or Ports(),
     )
-    groups = max(1, parts.recipe.settings.max_running // parts.recipe.settings.samples_per_prompt)
-    engine = RolloutEngine(parts, parts.recipe.servers.statistics(), trio.CapacityLimiter(groups))
+    parts = await assemble(source, recipe, ledger, instruments)
+    engine = RolloutEngine(parts, recipe.servers.statistics(), _evaluation_limit(settings))
 
-    async def leave(_: None, error: BaseException | None) -> None:
-        await engine._leave(error)
-
-    async with open_service(parts.pool.serve, leave):
+    async with open_service(parts.pool.serve, engine._leave):
         yield engine
     parts.fate.check()

@@ -15,17 +15,16 @@ from ._core.values import Group
 from ._delivery import Delivery
 from ._fate import Fate
 from ._freshness import Freshness
-from ._gate import Gate
 from ._instruments import Instruments
 from ._live import LiveAttempts
 from ._pool import Pool
-from ._ports import Ports
+from ._ready import ReadyBuffer
 from ._recipe import Recipe
 from ._record import Record
 from ._signal import StateChange
 from ._slots import Slots
 from ._weights import Weights
-from .abc import Generate, GroupFilter, GroupReward, InferenceServers, Instrument, Ledger, Reward, Source
+from .abc import Instrument, Ledger, Source
 
 _LONGEST_IDENTITY = 200
 
@@ -44,31 +43,9 @@ class Parts:
     slots: Slots
 
 
-async def assemble(
-    *,
-    source: Source,
-    generate: Generate,
-    servers: InferenceServers,
-    reward: Reward | None,
-    group_reward: GroupReward | None,
-    group_filter: GroupFilter | None,
-    ledger: Ledger | None,
-    settings: EngineSettings,
-    instruments: Sequence[Instrument],
-    ports: Ports,
-) -> Parts:
+async def assemble(source: Source, recipe: Recipe, ledger: Ledger | None, instruments: Sequence[Instrument]) -> Parts:
     """Wire an engine's parts and restore them to where the ledger's last run was. Starts nothing."""
-    recipe = Recipe(
-        generate=generate,
-        reward=reward,
-        group_reward=group_reward,
-        group_filter=group_filter,
-        servers=servers.under(settings.deadlines),
-        gate=Gate(),
-        settings=settings,
-        ports=ports,
-    )
-    past = Recovered() if ledger is None else await ledger.begin(_identity(source, settings))
+    past = Recovered() if ledger is None else await ledger.begin(_identity(source, recipe.settings))
     parts = _wire(source, recipe, ledger, Instruments(instruments))
     if past.source_state is not None:
         source.restore(past.source_state)
@@ -80,49 +57,46 @@ async def assemble(
 
 
 def _wire(source: Source, recipe: Recipe, ledger: Ledger | None, instruments: Instruments) -> Parts:
-    changed, came = StateChange(), StateChange()
-    fate = Fate(came)
-    record, book, live = Record(ledger, fate), Book(), LiveAttempts()
-    freshness = Freshness(staleness=recipe.settings.staleness, gate=recipe.gate, live=live, instruments=instruments)
-    queue: deque[Entry] = deque()
-    delivery = Delivery(
-        book=book,
-        record=record,
-        fate=fate,
-        max_ready=recipe.settings.max_ready,
-        freshness=freshness,
-        queue=queue,
-        new_id=recipe.ports.new_rid,
-        came=came,
-        taken=changed,
-    )
-    slots = Slots(recipe.settings.max_running, changed)
+    changed, came, settings = StateChange(), StateChange(), recipe.settings
+    fate, book, live, queue = Fate(came), Book(), LiveAttempts(), deque[Entry]()
+    record = Record(ledger, fate)
+    freshness = Freshness(staleness=settings.staleness, gate=recipe.gate, live=live, instruments=instruments)
+    ready = ReadyBuffer(book=book, max_ready=settings.max_ready, came=came, changed=changed)
+    slots = Slots(settings.max_running, changed)
     pool = Pool(
         source=source,
         recipe=recipe,
         book=book,
-        delivery=delivery,
+        ready=ready,
         record=record,
         fate=fate,
         live=live,
         slots=slots,
         changed=changed,
         instruments=instruments,
-        budget=FailureBudget(recipe.settings.failure_budget),
+        budget=FailureBudget(settings.failure_budget),
         freshness=freshness,
         queue=queue,
     )
-    weights = Weights(
-        recipe=recipe,
-        live=live,
-        evaluations=LiveAttempts(),
-        record=record,
-        fate=fate,
-        changed=changed,
-        freshness=freshness,
-        instruments=instruments,
+    new_id = recipe.ports.new_rid
+    delivery = Delivery(
+        book=book, ready=ready, record=record, fate=fate, freshness=freshness, queue=queue, new_id=new_id
     )
+    weights = _weights(pool)
     return Parts(recipe, book, delivery, pool, weights, record, fate, slots)
+
+
+def _weights(pool: Pool) -> Weights:
+    return Weights(
+        recipe=pool.recipe,
+        live=pool.live,
+        evaluations=LiveAttempts(),
+        record=pool.record,
+        fate=pool.fate,
+        changed=pool.changed,
+        freshness=pool.freshness,
+        instruments=pool.instruments,
+    )
 
 
 def _remember(parts: Parts, past: Recovered) -> None:
@@ -140,9 +114,8 @@ def _remember(parts: Parts, past: Recovered) -> None:
         )
         for item in past.unfinished
     ])
-    handed_out = [(group, True) for _, groups in past.delivered for group in groups]
-    waiting = [(group, False) for group in past.ready]
-    parts.delivery.remember([(book.enter(_ready_entry(group)), seen) for group, seen in handed_out + waiting])
+    handed_out = [book.enter(_ready_entry(group)) for _, groups in past.delivered for group in groups]
+    parts.delivery.remember(handed_out, [book.enter(_ready_entry(group)) for group in past.ready])
     parts.delivery.next_step = past.next_step
 
 

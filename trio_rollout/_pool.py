@@ -20,12 +20,12 @@ from ._core.events import Filtered, Pulled, Quarantined, Ready, Requeued
 from ._core.lifecycle import Event, State
 from ._core.retry import Again, FailureBudget, after_failure
 from ._core.values import Prompt, QuarantineReport
-from ._delivery import Delivery
 from ._fate import Fate
 from ._freshness import Freshness
 from ._group import run_attempt
 from ._instruments import Instruments
 from ._live import LiveAttempts
+from ._ready import ReadyBuffer
 from ._recipe import Recipe
 from ._record import Record
 from ._signal import StateChange
@@ -45,7 +45,7 @@ class Pool:
     source: Source
     recipe: Recipe
     book: Book
-    delivery: Delivery
+    ready: ReadyBuffer
     record: Record
     fate: Fate
     live: LiveAttempts
@@ -76,7 +76,7 @@ class Pool:
 
     def load(self) -> Load:
         """What admission looks at now."""
-        finished = self.delivery.ready + self.delivery.blocked
+        finished = len(self.ready) + self.ready.blocked
         per_group = self.recipe.settings.samples_per_prompt
         return Load(
             open=self.recipe.gate.is_open and self.fate.error is None,
@@ -84,9 +84,9 @@ class Pool:
             per_group=per_group,
             eligible=len(self.queue),
             finished=finished,
-            bound=self.delivery.bound,
+            bound=self.ready.bound,
             exhausted=self.exhausted,
-            fresh_room=self.freshness.room(self.book.count(State.RUNNING) + self.delivery.ready),
+            fresh_room=self.freshness.room(self.book.count(State.RUNNING) + len(self.ready)),
             ahead=max(1, self.slots.total // per_group // _AHEAD),
         )
 
@@ -109,7 +109,7 @@ class Pool:
             await self.record.write(Pulled(prompts=tuple(prompts), source_state=self.source.state()))
         self.queue.extend(entries)
         self.changed.notify()
-        self.delivery.came.notify()
+        self.ready.came.notify()
 
     async def _admit(self, attempts: trio.Nursery) -> None:
         while True:
@@ -137,7 +137,7 @@ class Pool:
                 backoff = await self._settle(entry, attempt, outcome)
             except LedgerError:
                 return  # the record has told the engine; on disk the group is unfinished, and it stays so here
-        self.delivery.came.notify()
+        self.ready.came.notify()
         if backoff is None:
             self.changed.notify()
             return
@@ -151,7 +151,7 @@ class Pool:
             case Finished(group=group):
                 await self.record.write(Ready(group=group))
                 self.budget.group_ready()
-                await self.delivery.put(entry, group)
+                await self.ready.put(entry, group)
                 self.instruments.emit("group.ready", id=entry.id, attempt=attempt.number, group=group)
             case Dropped(reason=reason):
                 await self.record.write(Filtered(id=entry.id, attempt=attempt.number, reason=reason))
@@ -213,14 +213,14 @@ class Pool:
         """
         async with self._one_drain:
             self._admission.cancel(reason="drain")
-            self.delivery.lift_bound()
+            self.ready.lift_bound()
             with trio.move_on_after(max(0.0, grace)):
                 await self.live.changed.wait_until(lambda: not len(self.live))
             self.live.cancel_all(Cause.SHUTDOWN, "the engine drains")
             await self.live.changed.wait_until(lambda: not len(self.live))
             await self.give_back(list(self.book.entries(State.WAITING, State.RUNNING)))
             self.drained = True
-            self.delivery.came.notify()
+            self.ready.came.notify()
 
     async def give_back(self, entries: Sequence[Entry]) -> None:
         """Return these groups to the source; with a ledger they stay where they are, and it remembers them."""

@@ -32,8 +32,8 @@ class Tokenizer:
     """The highest token id plus one, added tokens included. A model's embedding may have more rows."""
     eos_token_id: int | None
     """The id of ``eos_token`` in tokenizer_config.json; None if it names none."""
-    _backend: tokenizers.Tokenizer
-    _template: ChatTemplate | None
+    _backend: tokenizers.Tokenizer = attrs.field(alias="backend")
+    _template: ChatTemplate | None = attrs.field(alias="template")
 
     def __repr__(self) -> str:
         template = "with" if self._template is not None else "without"

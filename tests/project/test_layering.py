@@ -9,7 +9,7 @@ from ._source import imports, modules, report
 # The path of one prompt. The modules of one stage may import each other; a stage never imports another one.
 STAGES = {
     "sources": "sources",
-    "pool": "_pool _attempt _group _live _rollout _turn _evaluation",
+    "pool": "_pool _group _rollout _turn _evaluation",
     "sglang": "sglang",
     "rewards": "rewards",
     "delivery": "_delivery",

@@ -76,9 +76,9 @@ def test_everything_public_has_a_docstring(module: ModuleType):
 
 
 def is_open(owner: type) -> bool:
-    """Whether users may subclass it: protocols, errors, enumerations, and frozen values, which own nothing."""
+    """Whether users may subclass it: protocols, errors, enumerations, and frozen values and tuples, which own nothing."""
     frozen = attrs.has(owner) and getattr(owner, "__setattr__", None) is not object.__setattr__ and hash_by_value(owner)
-    return getattr(owner, "_is_protocol", False) or issubclass(owner, BaseException | enum.Enum) or frozen
+    return getattr(owner, "_is_protocol", False) or issubclass(owner, BaseException | enum.Enum | tuple) or frozen
 
 
 def hash_by_value(owner: type) -> bool:

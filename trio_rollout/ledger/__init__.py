@@ -6,3 +6,12 @@ from ._open import open_ledger as open_ledger
 from ._reader import GroupSummary as GroupSummary
 from ._reader import LedgerReader as LedgerReader
 from ._reader import read_ledger as read_ledger
+
+__all__ = [
+    "BatchLimits",
+    "DiskLedger",
+    "GroupSummary",
+    "LedgerReader",
+    "open_ledger",
+    "read_ledger",
+]
