@@ -132,7 +132,8 @@ def scan(path: Path, keys: Keys) -> JsonlFile:
                 if not line[text_at:].isspace() and len(line) > text_at:
                     prompt = _checked(path, line_number, line[text_at:], keys, len(starts))
                     starts.append(offset + text_at)
-                    hashes.append(hash(prompt.id))
+                    if keys.id is not None:
+                        hashes.append(hash(prompt.id))
                 offset += len(line)
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror or error}") from error
@@ -157,7 +158,7 @@ def _checked(path: Path, line_number: int, line: bytes, keys: Keys, number: int)
 def _indexed(
     path: Path, keys: Keys, mark: FileMark, mtime_ns: int, starts: "array[int]", hashes: "array[int]"
 ) -> JsonlFile:
-    found = np.frombuffer(hashes, np.int64) if keys.id is not None else np.empty(0, np.int64)
+    found = np.frombuffer(hashes, np.int64)
     order = np.argsort(found, kind="stable")
     index = JsonlFile(
         path=path,
