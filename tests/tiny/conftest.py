@@ -1,6 +1,6 @@
 """A tiny server without sockets, and its client: virtual time, one second for every decode step."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -33,7 +33,7 @@ def open_client(nursery: trio.Nursery) -> OpenClient:
     """``async with open_client(**settings) as client``: a server of its own; a step takes a second of virtual time."""
 
     @asynccontextmanager
-    async def opened(**settings: Any) -> AsyncIterator[Client]:
+    async def opened(**settings: Any) -> AsyncGenerator[Client]:
         async with open_tiny(TinySettings(**({"step_delay": 1.0} | settings))) as server:
             yield Client(server, nursery)
 
@@ -41,7 +41,7 @@ def open_client(nursery: trio.Nursery) -> OpenClient:
 
 
 @pytest.fixture
-async def client(open_client: OpenClient) -> AsyncIterator[Client]:
+async def client(open_client: OpenClient) -> AsyncGenerator[Client]:
     """A server that runs two requests at once and queues two."""
     async with open_client(max_running=2, max_queued=2) as client:
         yield client

@@ -134,7 +134,9 @@ async def test_probes_while_paused(client: Client):
     assert trio.current_time() - began == 20.0
     await client.call("/continue_generation", {})
 
-    assert [(await client.call(path)).status for path in ("/ready", "/ping")] == [503, 503], "it counts as unhealthy now"
+    assert [(await client.call(path)).status for path in ("/ready", "/ping")] == [503, 503], (
+        "it counts as unhealthy now"
+    )
     began = trio.current_time()
     assert (await client.call("/health_generate")).status == 200
     assert trio.current_time() - began == 1.0
@@ -176,7 +178,13 @@ async def test_the_queue_is_counted_before_a_step_takes_from_it(client: Client):
     assert len(refused) == 4, "two slots are free, and yet only two of the burst fit"
     for answer in refused:
         assert answer.status == 503
-        message = {"object": "error", "message": "The request queue is full.", "type": "503", "param": None, "code": 503}
+        message = {
+            "object": "error",
+            "message": "The request queue is full.",
+            "type": "503",
+            "param": None,
+            "code": 503,
+        }
         assert answer.json == message
 
 

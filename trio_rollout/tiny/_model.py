@@ -8,6 +8,8 @@ context_tokens`` rows fit, each context has a row of its own; otherwise a hash c
 """
 
 import json
+import zipfile
+import zlib
 from pathlib import Path
 from typing import TypeAlias, final
 
@@ -102,10 +104,11 @@ class TinyModel:
 
     def rows_of(self, codes: Ints) -> Ints:
         """The row of each context; ``codes[..., context_tokens]``."""
-        place: npt.NDArray[np.uint64] = (codes.astype(np.uint64) * self._weights).sum(axis=-1, dtype=np.uint64)
+        flat = codes.reshape(-1, self.context_tokens).astype(np.uint64)
+        place: npt.NDArray[np.uint64] = (flat * self._weights).sum(axis=1, dtype=np.uint64)
         if not self._exact:
             place = mixed(place) % np.uint64(self.rows)
-        return place.astype(np.int64)
+        return place.astype(np.int64).reshape(codes.shape[:-1])
 
     def row_indices(self, tokens: npt.ArrayLike, start: int = 0) -> Ints:
         """The row that predicts each of ``tokens[start:]``, given the tokens before it."""
@@ -162,14 +165,15 @@ class TinyModel:
     def _read(cls, path: Path, context_tokens: int) -> "TinyModel":
         if path.is_dir():
             path /= _TABLE_FILE
-        loaded = np.load(path, allow_pickle=False)
-        if not isinstance(loaded, np.ndarray):
-            with loaded:
-                if "table" not in loaded:
-                    raise ValueError(f"{path}: expected an array named 'table', found {sorted(loaded)}")
-                table, context_tokens = loaded["table"], int(loaded.get("context_tokens", context_tokens))
-        else:
-            table = loaded
+        try:
+            loaded = np.load(path, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                table = loaded
+            else:
+                with loaded:
+                    table, context_tokens = loaded["table"], int(loaded.get("context_tokens", context_tokens))
+        except (EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+            raise ValueError(f"{path}: not a file of weights: {error}") from error
         if table.ndim != 2 or 0 in table.shape or table.dtype.kind != "f":  # noqa: PLR2004  rows and columns
             raise ValueError(f"{path}: expected a table of floats, got shape {table.shape} of {table.dtype}")
         return cls(np.ascontiguousarray(table, np.float32), context_tokens)

@@ -16,6 +16,7 @@ import trio
 
 from .._ports import Ports
 from .._service import open_service
+from ..errors import SettingsError
 from ._answers import Answers
 from ._app import App
 from ._connection import Connection
@@ -116,6 +117,8 @@ class TinyServer:
         self._connections.add(connection)
         try:
             await connection.serve(self.app.answer)
+        except Exception:
+            _LOGGER.exception("a connection ended with an error")
         finally:
             self._connections.discard(connection)
 
@@ -130,7 +133,10 @@ class TinyServer:
 
 def _model(settings: TinySettings, vocab: int) -> TinyModel:
     if settings.weights is not None:
-        return TinyModel.load(settings.weights, context_tokens=settings.context_tokens)
+        try:
+            return TinyModel.load(settings.weights, context_tokens=settings.context_tokens)
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"TinySettings.weights: cannot use {settings.weights}: {error}") from error
     return TinyModel.random(
         vocab=settings.vocab or vocab,
         context_tokens=settings.context_tokens,

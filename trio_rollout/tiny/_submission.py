@@ -8,9 +8,10 @@ import attrs
 import numpy as np
 
 from ._body import SamplingBody
-from ._call import Call, Item, checked
+from ._call import Call, Item
 from ._refusal import invalid
 from ._request import Request, Sampling, Wanted
+from ._sampling_params import checked
 from ._script import Script
 from ._settings import TinySettings
 from ._tokenizer import TinyTokenizer
