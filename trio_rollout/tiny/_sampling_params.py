@@ -10,14 +10,15 @@ from ._request import Penalties, Sampling
 from ._sampler import EVERY_TOKEN, Limits
 
 _GREEDY_BELOW = 1e-6
+_PENALTY = 2.0
 _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("temperature", lambda value: math.isfinite(value) and value >= 0, "a non-negative finite number"),
     ("top_p", lambda value: 0 < value <= 1, "in (0, 1]"),
     ("min_p", lambda value: 0 <= value <= 1, "in [0, 1]"),
     ("top_k", lambda value: value == -1 or value >= 1, "-1 (disable) or at least 1"),
-    ("frequency_penalty", lambda value: -2 <= value <= 2, "in [-2, 2]"),
-    ("presence_penalty", lambda value: -2 <= value <= 2, "in [-2, 2]"),
-    ("repetition_penalty", lambda value: 0 < value <= 2, "in (0, 2] (1.0 = no penalty)"),
+    ("frequency_penalty", lambda value: abs(value) <= _PENALTY, "in [-2, 2]"),
+    ("presence_penalty", lambda value: abs(value) <= _PENALTY, "in [-2, 2]"),
+    ("repetition_penalty", lambda value: 0 < value <= _PENALTY, "in (0, 2] (1.0 = no penalty)"),
     ("max_new_tokens", lambda value: value >= 0, "at least 0"),
 )
 
