@@ -90,6 +90,7 @@ class GroupCommit(Generic[T]):
     async def serve(self) -> None:
         """Write batches until cancelled. A write that has begun is finished first."""
         while True:
+            await trio.lowlevel.checkpoint()
             self._some, self._enough = trio.Event(), trio.Event()
             if not self._waiting:  # who came during the last write has waited for company already
                 await self._some.wait()
@@ -109,8 +110,8 @@ class GroupCommit(Generic[T]):
             self._waiting_bytes -= batch[-1].size
         return batch
 
-    async def _write_batch(self, batch: list[_Entry[T]]) -> None:
-        fates: Sequence[LedgerError | None]
+    async def _write_batch(self, batch: list[_Entry[T]]) -> None:  # noqa: ASYNC910  what it waits for is shielded
+        fates: Sequence[LedgerError | None] = ()
         try:
             with trio.CancelScope(shield=True):  # the one thing without a bound: an accepted write
                 fates = await self._write([entry.item for entry in batch])

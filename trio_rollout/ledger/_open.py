@@ -74,6 +74,8 @@ class DiskLedger:
     async def _tidy(self) -> None:
         if self._store.untidy:
             await self._run(self._store.tidy)
+        else:
+            await trio.lowlevel.checkpoint()
 
     async def _run(self, call: Callable[[], T]) -> T:
         return await self._io(call, limiter=self._limiter)

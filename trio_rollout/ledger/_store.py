@@ -113,6 +113,7 @@ class Store:
     def _commit(self, batch: Sequence[Record]) -> list[LedgerError | None]:
         places = iter(self._lay([body for record in batch for item in record for body in item.bodies]))
         laid = [[(item, [next(places) for _ in item.bodies]) for item in record] for record in batch]
+        fates: list[LedgerError | None] = []
         with self._rows.db as db:
             _schema.put(db, "next_segment", self._segments.next_number)
             fates = [self._commit_one(record) for record in laid]

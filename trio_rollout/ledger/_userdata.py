@@ -98,7 +98,7 @@ def _scalar(value: str | float | np.generic) -> object:
         case float():
             return float(value)
         case _ if value.dtype.kind in "biuf":
-            return _scalar(value.item()) if not isinstance(value, np.longdouble) else float(value)
+            return float(value) if value.dtype.char == "g" else _scalar(value.item())  # g: wider than any in Python
     raise UnencodableError(f"a number of dtype {value.dtype} can't be stored")
 
 
