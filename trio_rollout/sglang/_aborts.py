@@ -9,7 +9,7 @@ from typing import Final, final
 import attrs
 import trio
 
-from ._http import ConnectionBroken, NotConnected, Pool, post_request
+from ._http import ConnectionBroken, Pool, post_request
 from ._wire import abort_body
 
 RESERVED: Final = 8
@@ -52,6 +52,3 @@ class AbortLane:
                     return False
                 raise
         return True
-
-
-__all__ = ["RESERVED", "AbortLane", "NotConnected"]

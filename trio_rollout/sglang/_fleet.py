@@ -37,6 +37,7 @@ class Fleet:
     late: int = 0
     debts: dict[Server, list[str]] = attrs.field(factory=dict)
     """Aborts owed to servers that were paused when they fell due."""
+    _choices: int = 0
     _affinity: OrderedDict[str, Server] = attrs.field(factory=OrderedDict)
     _changed: trio.Event = attrs.field(factory=trio.Event)
 
@@ -77,7 +78,9 @@ class Fleet:
         if not usable:
             return None
         # The one longest unused wins a tie: else an idle fleet would always send to its first server.
-        best = min(usable, key=lambda server: (server.busy_until > now, server.in_flight, server.requests))
+        best = min(usable, key=lambda server: (server.busy_until > now, server.in_flight, server.chosen))
+        self._choices += 1
+        best.chosen = self._choices
         self._remember(affinity, best)
         return best
 

@@ -10,7 +10,6 @@ from typing import Final
 
 import trio
 
-from .._backoff import wait_s
 from .._core.enums import Stop
 from ..errors import ServerError
 from ._call import Call
@@ -45,11 +44,12 @@ async def abort_once(fleet: Fleet, server: Server, rid: str) -> bool:
     return False
 
 
-async def _abort_repeatedly(fleet: Fleet, call: Call) -> None:
-    while True:
+async def _abort_repeatedly(fleet: Fleet, call: Call, over: trio.Event) -> None:
+    while not over.is_set():
         next_try = trio.current_time() + REPEAT_S
         await abort_once(fleet, call.server, call.rid)
-        await wait_s(max(0.0, next_try - trio.current_time()))
+        with trio.move_on_at(next_try):
+            await over.wait()
 
 
 async def _cancel_when_paused(server: Server, scope: trio.CancelScope) -> None:
@@ -60,18 +60,22 @@ async def _cancel_when_paused(server: Server, scope: trio.CancelScope) -> None:
 async def read_on(fleet: Fleet, call: Call, exchange: Exchange) -> None:
     """Have the request aborted and read until its answer is complete or its connection ends.
 
-    Blocks until then, until its server is paused (a paused server acknowledges nothing), or until it is cancelled.
+    Blocks until then, until its server is paused (a paused server acknowledges nothing), or until it is cancelled. An abort
+    that is under way at the end is not cancelled: that would cost its connection, and it is answered at once.
     """
     if call.server.paused:
         return
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_abort_repeatedly, fleet, call)
-        nursery.start_soon(_cancel_when_paused, call.server, nursery.cancel_scope)
-        try:
-            await exchange.receive()
-        except (ConnectionBroken, BadResponse) as error:
-            _log.info("%s: cancelled, and then %s", call.attempted, error)
-        nursery.cancel_scope.cancel()
+    over = trio.Event()
+    async with trio.open_nursery() as aborting:
+        aborting.start_soon(_abort_repeatedly, fleet, call, over)
+        async with trio.open_nursery() as reading:
+            reading.start_soon(_cancel_when_paused, call.server, reading.cancel_scope)
+            try:
+                await exchange.receive()
+            except (ConnectionBroken, BadResponse) as error:
+                _log.info("%s: cancelled, and then %s", call.attempted, error)
+            reading.cancel_scope.cancel()
+        over.set()
 
 
 async def close_unanswered(fleet: Fleet, call: Call, exchange: Exchange) -> None:
@@ -79,33 +83,31 @@ async def close_unanswered(fleet: Fleet, call: Call, exchange: Exchange) -> None
     exchange.close()
     if call.server.paused:
         fleet.owe_abort(call.server, call.rid)
-        return
-    counted = await count_orphans(fleet, call.server, most=1)
-    if counted:
-        _log.warning("%s: still running when the time for its abort was over", call.attempted)
+    else:
+        await count_orphans(fleet, call.server, most=1)
 
 
-async def count_orphans(fleet: Fleet, server: Server, *, most: int) -> int:
+async def count_orphans(fleet: Fleet, server: Server, *, most: int) -> None:
     """Look at the server's load and count what runs there and is not ours any more, up to ``most``.
 
-    A server that can't be reached runs nothing. One that doesn't say counts as running it: an orphan must not go unseen.
-    Cancelled, it counts ``most`` too.
+    A server that can't be reached runs nothing. One that doesn't say, or not before this is cancelled, counts as running
+    it: an orphan must not go unseen.
     """
     unexplained = most
     try:
         running = await load(server)
+        others = max(0, running - server.sent)
+        unexplained = min(most, others - server.known_orphans(trio.current_time(), running=others))
     except Unreachable as error:
+        unexplained = 0
         fleet.lose(server, str(error))
-        return 0
     except ServerError as error:
         _log.info("cannot tell what %s runs: %s", server.url, error)
-    else:
-        others = running - server.sent
-        server.orphans = min(server.orphans, max(0, others))  # those that have ended meanwhile
-        unexplained = min(most, max(0, others - server.orphans))
-    server.orphans += unexplained
-    fleet.orphans += unexplained
-    return unexplained
+    finally:
+        server.orphans.extend([trio.current_time()] * unexplained)
+        fleet.orphans += unexplained
+        if unexplained:
+            _log.warning("%s still runs %d of our requests after the time for their abort", server.url, unexplained)
 
 
 def count_late(fleet: Fleet, call: Call, exchange: Exchange) -> None:

@@ -83,5 +83,4 @@ async def probe(fleet: Fleet) -> None:
         async with trio.open_nursery() as nursery:
             for server in questionable:
                 nursery.start_soon(_ask, fleet, server)
-        if _in_question(fleet):
-            await wait_s(fleet.settings.probe)
+        await wait_s(fleet.settings.probe)  # also if all is well again: what comes and goes is not asked in a hurry

@@ -1,8 +1,5 @@
 """The reaper: pays the aborts that fell due while their server was paused, once it runs again."""
 
-import logging
-from typing import Final
-
 import trio
 
 from .._backoff import wait_s
@@ -12,13 +9,12 @@ from ._fleet import Fleet
 from ._leave import REPEAT_S, abort_once, count_orphans
 from ._server import Server
 
-_log: Final = logging.getLogger("trio_rollout.sglang")
-
 
 async def _idle(server: Server) -> bool:
     """Whether the server runs nothing but our present requests and known orphans; unknown is not idle."""
     try:
-        return await load(server) <= server.sent + server.orphans
+        others = max(0, await load(server) - server.sent)
+        return others <= server.known_orphans(trio.current_time(), running=others)
     except ServerError:
         return False
 
@@ -38,11 +34,7 @@ async def _pay(fleet: Fleet, server: Server) -> None:
         return  # again: they are still owed
     if server.lost is None:
         with trio.move_on_after(fleet.settings.control):
-            left = await count_orphans(fleet, server, most=len(rids))
-            if left:
-                _log.warning(
-                    "%s: %d aborts that fell due while it was paused did not end their requests", server.url, left
-                )
+            await count_orphans(fleet, server, most=len(rids))
     fleet.debts[server] = [rid for rid in fleet.debts.get(server, ()) if rid not in set(rids)]
     if not fleet.debts[server]:
         del fleet.debts[server]

@@ -1,19 +1,22 @@
 """One server: how to reach it, and what is known about it at this moment."""
 
-from typing import final
+from collections import deque
+from typing import Final, final
 
 import attrs
 import httpx  # noqa: ASYNC127  the client users have
 import trio
 
-from ._aborts import AbortLane
+from ._aborts import RESERVED, AbortLane
 from ._http import Address, Connector, Pool, PoolTransport, post_head
 from ._naming import Naming
 from ._settings import ServerSettings
 from ._wire import ABORT, GENERATE
 
 # Control calls are few and short: what is idle may go quickly.
-_CONTROL_IDLE = 4
+_CONTROL_IDLE: Final = 4
+# SGLang notices a closed socket after 3 to 4 s; what runs after that is another orphan.
+_ORPHAN_LIFE_S: Final = 3.0
 
 
 @final
@@ -34,6 +37,8 @@ class Server:
     """Those of them that have gone out whole."""
     requests: int = 0
     """Requests that have gone out to it, ever."""
+    chosen: int = 0
+    """When it was last chosen, in choices."""
     lost: str | None = None
     """Why it gets no work until it answers a probe."""
     down: bool = False
@@ -43,8 +48,8 @@ class Server:
     paused: bool = False
     """It may be paused: a pause was sent, and no resume has been acknowledged."""
     busy_until: float = 0.0
-    orphans: int = 0
-    """Orphans that were counted and, as far as we know, still run on it."""
+    orphans: deque[float] = attrs.field(factory=deque, repr=False)
+    """When orphans were counted here that may still run."""
     pausing: trio.Event = attrs.field(factory=trio.Event, repr=False)
     """Set while it may be paused; replaced by a fresh one at its resume."""
 
@@ -57,6 +62,12 @@ class Server:
     def connections(self) -> int:
         """Open connections to it, idle ones included."""
         return self.work.connections + self.aborts.pool.connections + self.control.connections
+
+    def known_orphans(self, now: float, *, running: int) -> int:
+        """How many of the ``running`` requests that are not ours any more have been counted as orphans already."""
+        while self.orphans and (self.orphans[0] + _ORPHAN_LIFE_S <= now or len(self.orphans) > running):
+            self.orphans.popleft()
+        return len(self.orphans)
 
     def close(self) -> None:
         """Close all idle connections, and those in use when they are given back."""
@@ -75,7 +86,7 @@ def new_server(address: Address, settings: ServerSettings, connect: Connector) -
     return Server(
         address=address,
         work=pool(settings.max_idle),
-        aborts=AbortLane(pool(_CONTROL_IDLE), post_head(address, ABORT, headers=headers)),
+        aborts=AbortLane(pool(RESERVED), post_head(address, ABORT, headers=headers)),
         control=control,
         client=httpx.AsyncClient(
             transport=PoolTransport(control),

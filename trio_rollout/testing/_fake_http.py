@@ -14,6 +14,7 @@ import trio
 
 from ._fake_plan import Fault
 from ._memory_net import MemoryStream
+from ._simconn import SimStream
 
 
 @attrs.frozen(kw_only=True)
@@ -23,6 +24,7 @@ class HttpRequest:
     method: str
     path: str
     body: bytes
+    headers: Mapping[str, str]
     keep_alive: bool
 
 
@@ -41,6 +43,7 @@ class RequestReader:
     async def next(self) -> HttpRequest | None:
         """The next request; None at the end of the stream."""
         self._target, self._body, self._complete = b"", bytearray(), False
+        self._headers: dict[str, str] = {}
         parser = httptools.HttpRequestParser(self)
         data, self._pending = self._pending, b""
         while True:
@@ -55,6 +58,7 @@ class RequestReader:
             method=parser.get_method().decode("ascii"),
             path=self._target.partition(b"?")[0].decode("latin-1"),
             body=bytes(self._body),
+            headers=self._headers,
             keep_alive=parser.should_keep_alive(),
         )
 
@@ -72,6 +76,10 @@ class RequestReader:
     def on_url(self, url: bytes) -> None:
         """Called by the parser."""
         self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser."""
+        self._headers[name.lower().decode("latin-1")] = value.decode("latin-1")
 
     def on_body(self, data: bytes) -> None:
         """Called by the parser."""
@@ -91,7 +99,7 @@ def head_of(status: int, headers: Mapping[str, str], *, version: str = "1.1") ->
 
 async def reset(stream: trio.abc.Stream) -> None:
     """End the connection with a reset where the stream knows one; elsewhere it is just closed."""
-    if isinstance(stream, MemoryStream):
+    if isinstance(stream, MemoryStream | SimStream):
         stream.reset()
     if isinstance(stream, trio.SocketStream):
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -163,6 +171,7 @@ _SHAPES: Final[Mapping[Fault, _Shape]] = {
 
 async def send_answer(
     stream: trio.abc.Stream,
+    reader: RequestReader,
     body: bytes,
     fault: Fault | None,
     *,
@@ -180,7 +189,7 @@ async def send_answer(
     shape, end = _SHAPES.get(fault, _WHOLE) if fault is not None else _WHOLE
     await stream.send_all(shape(answer))
     if end is _End.HANG:
-        await trio.sleep_forever()
+        await reader.wait_closed()
     if end is _End.RESET:
         await reset(stream)
     return end is _End.KEEP

@@ -97,6 +97,8 @@ class Seen:
     """How many requests to this path came before it."""
     rid: str | None
     body: Mapping[str, object]
+    headers: Mapping[str, str]
+    """By name in lower case."""
     connection: int
     """On which connection it came, counted from 1."""
     time: float

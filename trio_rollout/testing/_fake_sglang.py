@@ -41,16 +41,17 @@ class FakeSGLang:
 
     plan: Plan = ()
     url: str = ""
+    prefix: str = ""
+    """Stands before every route."""
     disconnect_s: float = 3.0
     drip_s: float = 0.01
     seen: list[Seen] = attrs.field(factory=list, init=False)
     """Every request, in the order of arrival."""
-    connections: int = attrs.field(default=0, init=False)
-    """Connections that are open now."""
     accepted: int = attrs.field(default=0, init=False)
     """Connections that were ever opened."""
     mode: str | None = attrs.field(default=None, init=False)
     """The mode of the pause that it is in."""
+    _scopes: dict[int, trio.CancelScope] = attrs.field(factory=dict, init=False)
     _version: str = attrs.field(default="default", init=False)
     _running: dict[str, Running] = attrs.field(factory=dict, init=False)
     _continued: trio.Event | None = attrs.field(default=None, init=False)
@@ -59,6 +60,11 @@ class FakeSGLang:
 
     def __repr__(self) -> str:
         return f"<FakeSGLang {self.url}: {self.in_flight} requests on {self.connections} connections>"
+
+    @property
+    def connections(self) -> int:
+        """Connections that are open now."""
+        return len(self._scopes)
 
     @property
     def in_flight(self) -> int:
@@ -128,14 +134,20 @@ class FakeSGLang:
         self._changed.set()
         self._changed = trio.Event()
 
+    def kill(self) -> None:
+        """Reset every connection at once, and forget everything: the process has died, and a new one may answer now."""
+        for scope in self._scopes.values():
+            scope.cancel()
+        self.resume()
+
     async def serve(self, stream: trio.abc.Stream) -> None:
         """Answer the requests of one connection until it ends."""
-        self.connections += 1
         self.accepted += 1
         number = self.accepted
+        scope = self._scopes[number] = trio.CancelScope()
         self._notify()
         try:
-            async with stream:
+            with scope:
                 reader = RequestReader(stream)
                 while (request := await reader.next()) is not None:
                     if not await self._respond(stream, reader, request, number):
@@ -143,51 +155,62 @@ class FakeSGLang:
         except (trio.BrokenResourceError, trio.ClosedResourceError, NotHttp):
             pass  # the client left, or a test spoke nonsense
         finally:
-            self.connections -= 1
+            del self._scopes[number]
             self._notify()
+            if scope.cancelled_caught:
+                await reset(stream)
+            await trio.aclose_forcefully(stream)
 
     async def _respond(self, stream: trio.abc.Stream, reader: RequestReader, request: HttpRequest, number: int) -> bool:
         try:
             body = json.loads(request.body or b"{}")
         except ValueError:
-            return await self._send(stream, Reply(status=400, body={"object": "error", "message": "Invalid JSON"}))
+            return await self._send(
+                stream, reader, Reply(status=400, body={"object": "error", "message": "Invalid JSON"})
+            )
+        path = request.path.removeprefix(self.prefix)
         rid = body.get("rid") if isinstance(body, dict) else None
         seen = Seen(
-            path=request.path,
-            number=self._counts[request.path],
+            path=path,
+            number=self._counts[path],
             rid=rid if isinstance(rid, str) else None,
             body=body if isinstance(body, dict) else {},
+            headers=request.headers,
             connection=number,
             time=trio.current_time(),
         )
-        self._counts[request.path] += 1
+        self._counts[path] += 1
         self.seen.append(seen)
         self._notify()
         action = action_of(self.plan, seen)
         if isinstance(action, Reply):
-            return await self._send(stream, action)
+            return await self._send(stream, reader, action)
         if action in {Fault.RESET, Fault.CLOSE}:
             if action is Fault.RESET:
                 await reset(stream)
             return False
-        if request.path == "/generate":
+        if path == "/generate":
             return await self._generate(stream, reader, seen, action) and request.keep_alive
         fault = action if isinstance(action, Fault) else None
         if fault is Fault.HANG:
             await reader.wait_closed()
             return False
-        reply = Reply() if fault is Fault.IGNORE else control(self, request.path, seen.body)
+        reply = Reply() if fault is Fault.IGNORE else control(self, path, seen.body)
         self._notify()
-        return await self._send(stream, reply, fault) and request.keep_alive
+        return await self._send(stream, reader, reply, fault) and request.keep_alive
 
-    async def _send(self, stream: trio.abc.Stream, reply: Reply, fault: Fault | None = None) -> bool:
+    async def _send(
+        self, stream: trio.abc.Stream, reader: RequestReader, reply: Reply, fault: Fault | None = None
+    ) -> bool:
         body = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
-        return await send_answer(stream, body, fault, status=reply.status, headers=reply.headers, drip_s=self.drip_s)
+        return await send_answer(
+            stream, reader, body, fault, status=reply.status, headers=reply.headers, drip_s=self.drip_s
+        )
 
     async def _generate(self, stream: trio.abc.Stream, reader: RequestReader, seen: Seen, action: Action) -> bool:
         running = self._admit(seen, action)
         if isinstance(running, Reply):
-            return await self._send(stream, running)
+            return await self._send(stream, reader, running)
         fault = action.fault if isinstance(action, Run) else action if isinstance(action, Fault) else None
         self._running[running.rid] = running
         self._notify()
@@ -208,7 +231,7 @@ class FakeSGLang:
         body = json.dumps(running.answer(self._version, fault)).encode()
         if fault is Fault.MALFORMED_JSON:
             body = body[:-9]
-        return await send_answer(stream, body, fault, drip_s=self.drip_s)
+        return await send_answer(stream, reader, body, fault, drip_s=self.drip_s)
 
     def _admit(self, seen: Seen, action: Action) -> Running | Reply:
         ids, text = seen.body.get("input_ids"), seen.body.get("text")
@@ -231,7 +254,7 @@ class FakeSGLang:
             running.deaf = True
             await trio.sleep_forever()
         if running.run is not None:
-            await (running.run.until or trio.Event()).wait()
+            await (trio.Event() if running.run.until is None else running.run.until).wait()
         await self._while_paused()
 
     async def _while_paused(self) -> None:

@@ -48,9 +48,11 @@ class Pool:
         """
         if self._closed:
             raise RuntimeError(f"the connections to {self.address.url} are closed: its servers were left")
+        oldest = trio.current_time() - self._idle_s
         while self._idle and not fresh:
-            connection, _ = self._idle.pop()
-            if self._alive(connection):
+            connection, since = self._idle.pop()
+            # Too old means that the server is about to close it: better a new one than that race.
+            if since >= oldest and self._alive(connection):
                 return Exchange(self, connection, self._scratch, reused=True)
             self._drop(connection)
         return Exchange(self, await self._open(), self._scratch, reused=False)
@@ -68,11 +70,6 @@ class Pool:
     def close(self) -> None:
         """Close what is idle now, and everything else when it is given back."""
         self._closed = True
-        while self._idle:
-            self._drop(self._idle.pop()[0])
-
-    def close_idle(self) -> None:
-        """Close what is idle now: the server restarted, or nothing will need it for long."""
         while self._idle:
             self._drop(self._idle.pop()[0])
 

@@ -45,6 +45,12 @@ class Response:
         return None
 
 
+def _says(value: bytes, word: bytes, *, alone: bool = False) -> bool:
+    """Whether a header's comma-separated value has this word, or is nothing else."""
+    words = [item.strip() for item in value.lower().split(b",")]
+    return words == [word] if alone else word in words
+
+
 class _State(enum.Enum):
     HEAD = enum.auto()
     """The head is not complete."""
@@ -96,6 +102,7 @@ class ResponseReader:
         "_body",
         "_body_size",
         "_got",
+        "_keep_alive",
         "_parser",
         "_pending",
         "_scratch",
@@ -114,6 +121,7 @@ class ResponseReader:
         self._body = memoryview(b"")
         self._got = 0
         self._body_size = 0
+        self._keep_alive = False
         self.started = False
         self.response: Response | None = None
 
@@ -166,7 +174,8 @@ class ResponseReader:
 
     def _ended(self) -> None:
         if self._state is _State.UNTIL_EOF:
-            self._finish(b"".join(self._sink.chunks), reusable=False)
+            self._keep_alive = False
+            self._finish(b"".join(self._sink.chunks))
             return
         if not self.started:
             raise ConnectionBroken("the connection was closed before one byte of the answer", answered=False)
@@ -208,7 +217,7 @@ class ResponseReader:
             if rest:
                 self._feed_body(rest)
         elif len(rest) == length:  # the common small answer: head and body in one piece
-            self._finish(rest, reusable=self._parser.should_keep_alive())
+            self._finish(rest)
         else:
             self._begin_exact(length, rest)
 
@@ -226,14 +235,17 @@ class ResponseReader:
         """Announced length, and whether the body is chunked; llhttp has refused contradictions and duplicates."""
         length: int | None = None
         chunked = False
+        self._keep_alive = self._parser.get_http_version() == "1.1"
         for name, value in self._sink.headers:
             if name == b"content-length":
                 length = int(value)
+            elif name == b"connection":
+                self._keep_alive = _says(value, b"keep-alive") or (self._keep_alive and not _says(value, b"close"))
             elif name == b"transfer-encoding":
-                if value.strip().lower() != b"chunked":
+                if not _says(value, b"chunked", alone=True):
                     raise BadResponse(f"the answer has transfer-encoding {value.decode('latin-1')!r}, not asked for")
                 chunked = True
-            elif name == b"content-encoding" and value.strip().lower() not in {b"", b"identity"}:
+            elif name == b"content-encoding" and not _says(value, b"identity", alone=True):
                 raise BadResponse(f"the answer has content-encoding {value.decode('latin-1')!r}, not asked for")
         return length, chunked
 
@@ -242,18 +254,17 @@ class ResponseReader:
         if self._got > length:
             raise BadResponse(f"the answer is longer than the {length} bytes it announced")
         if self._got == length:
-            self._finish(self._body[:length], reusable=self._parser.should_keep_alive())
+            self._finish(self._body[:length])
 
     def _feed_body(self, data: bytes | memoryview) -> None:
         self._body_size += len(data)
         if self._body_size > BODY_LIMIT:
             raise BadResponse(f"the answer's body is longer than {BODY_LIMIT} bytes")
-        keep_alive = self._parser.should_keep_alive()  # the parser forgets it with the end of the message
         self._parse(data)
         if self._sink.begun > 1:
             raise BadResponse("the answer is followed by more bytes")
         if self._sink.complete:
-            self._finish(b"".join(self._sink.chunks), reusable=keep_alive)
+            self._finish(b"".join(self._sink.chunks))
 
     def _parse(self, data: bytes | memoryview) -> None:
         try:
@@ -261,6 +272,6 @@ class ResponseReader:
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             raise BadResponse(f"the answer is not HTTP/1.1: {error}") from error
 
-    def _finish(self, body: bytes | memoryview, *, reusable: bool) -> None:
+    def _finish(self, body: bytes | memoryview) -> None:
         self._state = _State.DONE
-        self.response = Response(self.status, self._sink.headers, body, reusable)
+        self.response = Response(self.status, self._sink.headers, body, self._keep_alive)

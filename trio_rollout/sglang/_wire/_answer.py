@@ -39,7 +39,7 @@ class _Answer(msgspec.Struct, gc=False):
 
 
 _decode_answer: Final = msgspec.json.Decoder(_Answer).decode
-_decode_log_probs: Final = msgspec.json.Decoder(list[_TokenLogProb]).decode
+_decode_log_probs: Final = msgspec.json.Decoder(list[_TokenLogProb] | None).decode
 _decode_any: Final = msgspec.json.Decoder().decode
 
 
@@ -67,14 +67,14 @@ def _stop_of(meta: Mapping[str, Any], attempted: str) -> Stop:
 
 
 def _log_probs(raw: msgspec.Raw | None, *, aborted: bool, attempted: str) -> tuple[list[int], FloatArray]:
-    if raw is None or raw == b"null":
+    triples = None if raw is None else _decode_log_probs(raw)
+    if triples is None:
         if aborted:  # aborted in the queue: nothing was sampled
             return [], np.empty(0, np.float32)
         raise ServerError(
             f"{attempted}: meta_info.{_LOG_PROBS} is missing although return_logprob was asked for; "
             "the server's configuration or a proxy drops it"
         )
-    triples = _decode_log_probs(raw)
     values = [triple.log_prob for triple in triples]
     if None in values:
         raise ServerError(f"{attempted}: meta_info.{_LOG_PROBS}[{values.index(None)}] has no log-prob")

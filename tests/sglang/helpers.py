@@ -1,0 +1,53 @@
+"""What the tests of the client share: a client of a few fake servers, in memory or over sockets."""
+
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import attrs
+
+from trio_rollout import Ports, SamplingParams
+from trio_rollout.sglang import ServerSettings, SGLangServers, open_sglang_servers
+from trio_rollout.testing import FakeSGLang, MemoryNet, Plan, open_fake_sglang, open_memory_net
+
+FIVE = SamplingParams(max_new_tokens=5)
+PROMPT = [1, 2, 3]
+EXPECTED = [6, 7, 8, 9, 10]
+"""What the fake says to PROMPT under FIVE."""
+SETTINGS = ServerSettings(vocab_size=1000)
+
+
+@attrs.frozen
+class World:
+    """Fake servers in memory and a client of them."""
+
+    fakes: list[FakeSGLang]
+    servers: SGLangServers
+    net: MemoryNet
+
+    @property
+    def fake(self) -> FakeSGLang:
+        return self.fakes[0]
+
+
+@asynccontextmanager
+async def memory_world(
+    *plans: Plan, settings: ServerSettings = SETTINGS, ports: Ports | None = None
+) -> AsyncGenerator[World]:
+    """One fake server for each plan (one without a plan if there is none), and a client; all in virtual time."""
+    fakes = [FakeSGLang(plan, url=f"http://fake{number}:1") for number, plan in enumerate(plans or ((),))]
+    async with (
+        open_memory_net({fake.url: fake.serve for fake in fakes}) as net,
+        open_sglang_servers(
+            [fake.url for fake in fakes], settings=settings, connect=net.connect, ports=ports
+        ) as servers,
+    ):
+        yield World(fakes, servers, net)
+
+
+@asynccontextmanager
+async def socket_world(*plans: Plan, settings: ServerSettings = SETTINGS, **fake: float) -> AsyncGenerator[World]:
+    """The same over real sockets on local ports."""
+    async with AsyncExitStack() as stack:
+        fakes = [await stack.enter_async_context(open_fake_sglang(plan, **fake)) for plan in plans or ((),)]
+        servers = await stack.enter_async_context(open_sglang_servers([fake.url for fake in fakes], settings=settings))
+        yield World(fakes, servers, None)

@@ -1,0 +1,377 @@
+"""What an answer becomes, and which errors keep a damaged one from becoming a Turn."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trio_rollout import PauseMode, SamplingParams, Stop
+from trio_rollout.errors import RequestRejected, ServerBusy, ServerError
+from trio_rollout.sglang import _wire as wire
+from trio_rollout.sglang._naming import Naming
+
+RID = "0123456789abcdef" * 2
+
+
+def request(model_input=(1, 2, 3), *, sampling=None, extra={}, vocab_size=None):  # noqa: B006
+    return wire.generate_request(model_input, sampling or SamplingParams(), extra, vocab_size=vocab_size)
+
+
+def answer(**changes):
+    meta = {
+        "id": RID,
+        "finish_reason": {"type": "stop", "matched": 2},
+        "completion_tokens": 3,
+        "cached_tokens": 1,
+        "weight_version": "4",
+        "weight_versions": [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 3}],
+        "output_token_logprobs": [[-1.0, 7, None], [-2.5, 8, "x"], [-0.25, 9]],
+        "queue_time": 0.5,
+        "e2e_latency": 2,
+    } | changes.pop("meta", {})
+    meta = {name: value for name, value in meta.items() if value != "absent"}
+    return {"text": "abc", "output_ids": [7, 8, 9], "meta_info": meta} | changes
+
+
+def decode(value, of=None, version_of=None):
+    body = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return wire.decode_turn(
+        body,
+        attempted="POST x",
+        rid=RID,
+        request=of or request(),
+        version_of=version_of or (lambda name: int(name or -1)),
+    )
+
+
+def test_an_answer_becomes_a_turn():
+    turn = decode(answer())
+
+    assert turn.rid == RID
+    assert turn.prompt_ids.tolist() == [1, 2, 3]
+    assert turn.output_ids.tolist() == [7, 8, 9]
+    assert turn.log_probs.tolist() == [-1.0, -2.5, -0.25]
+    assert (turn.output_ids.dtype, turn.log_probs.dtype) == (np.int32, np.float32)
+    assert not turn.output_ids.flags.writeable
+    assert not turn.log_probs.flags.writeable
+    assert turn.versions == ((0, 1, 3), (1, 3, 4))
+    assert (turn.weight_version, turn.stop, turn.text, turn.cached_tokens) == (4, Stop.STOP, "abc", 1)
+    assert (turn.queue_s, turn.latency_s) == (0.5, 2.0)
+    assert turn.meta_info["finish_reason"] == {"type": "stop", "matched": 2}
+    assert "output_token_logprobs" not in turn.meta_info
+
+
+def test_a_queued_abort_has_a_shorter_record_and_no_tokens():
+    reason = {"type": "abort", "message": "Abort in waiting queue"}
+    turn = decode({
+        "text": "",
+        "output_ids": [],
+        "meta_info": {"id": RID, "finish_reason": reason, "weight_version": "3"},
+    })
+
+    assert turn.stop is Stop.ABORT
+    assert len(turn.output_ids) == len(turn.log_probs) == 0
+    assert (turn.versions, turn.weight_version) == ((), 3)
+
+
+def test_one_step_that_lands_after_an_abort_has_a_version_too():
+    meta = {"finish_reason": {"type": "abort", "message": "Aborted"}, "completion_tokens": 2}
+    turn = decode(answer(meta=meta | {"weight_versions": [{"version": "3", "start": 0, "end": 2}]}))
+
+    assert turn.versions == ((0, 3, 3),)
+
+
+def test_without_spans_the_scalar_counts():
+    assert decode(answer(meta={"weight_versions": "absent"})).versions == ((0, 3, 4),)
+
+
+def test_empty_spans_are_left_out():
+    spans = [{"version": "1", "start": 0, "end": 0}, {"version": "2", "start": 0, "end": 3}]
+    assert decode(answer(meta={"weight_versions": spans})).versions == ((0, 3, 2),)
+
+
+def test_a_text_prompt_comes_back_as_ids():
+    turn = decode(answer(prompt_token_ids=[5, 6]), of=request("hello"))
+
+    assert turn.prompt_ids.tolist() == [5, 6]
+
+
+DAMAGE = {
+    "no JSON": (b"{", "no answer"),
+    "another type": ([1, 2], "no answer"),
+    "no meta_info": ({"text": "x", "output_ids": []}, "meta_info"),
+    "no finish reason": (answer(meta={"finish_reason": "absent"}), "finish_reason"),
+    "unfinished": (answer(meta={"finish_reason": None}), "finish_reason"),
+    "unknown finish reason": (answer(meta={"finish_reason": {"type": "tired"}}), "tired"),
+    "F072 no log-probs": (answer(meta={"output_token_logprobs": "absent"}), "output_token_logprobs is missing"),
+    "F072 null log-probs": (answer(meta={"output_token_logprobs": None}), "output_token_logprobs is missing"),
+    "F071 fewer log-probs": (answer(meta={"output_token_logprobs": [[-1, 7]]}), "3 output_ids but 1"),
+    "F071 another token": (answer(meta={"output_token_logprobs": [[-1, 7], [-1, 8], [-1, 10]]}), r"output_ids\[2\]"),
+    "F071 null log-prob": (answer(meta={"output_token_logprobs": [[-1, 7], [None, 8], [-1, 9]]}), r"\[1\] has no"),
+    "a log-prob that is a string": (answer(meta={"output_token_logprobs": [["-1", 7]]}), "no answer"),
+    "a negative id": (answer(output_ids=[7, 8, -9]), "-9"),
+    "an id beyond 31 bits": (answer(output_ids=[7, 8, 2**31]), "no token id"),
+    "another request's": (answer(meta={"id": "f" * 32}), "for request"),
+    "another count": (answer(meta={"completion_tokens": 4}), "completion_tokens is 4"),
+    "spans with a hole": (answer(meta={"weight_versions": [{"version": "1", "start": 1, "end": 3}]}), "do not tile"),
+    "spans that are none": (answer(meta={"weight_versions": [3]}), "malformed"),
+    "spans without a version": (answer(meta={"weight_versions": [{"start": 0, "end": 3}]}), "malformed"),
+    "spans over nothing": (answer(meta={"weight_versions": [{"version": "1", "start": 0, "end": 0}]}), "no token"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_answer_is_an_error_that_names_the_field(name):
+    value, words = DAMAGE[name]
+    with pytest.raises(ServerError, match=words) as caught:
+        decode(value)
+    assert "POST x" in str(caught.value)
+
+
+def test_a_text_prompt_whose_ids_are_missing_is_an_error():
+    with pytest.raises(ServerError, match="prompt_token_ids"):
+        decode(answer(), of=request("hello"))
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(400, RequestRejected), (429, ServerBusy), (503, ServerBusy), (500, ServerError)]
+)
+def test_an_engines_own_abort_counts_as_the_status_it_names(status, kind):
+    reason = {"type": "abort", "status_code": status, "message": "The request queue is full."}
+    with pytest.raises(kind, match="queue is full"):
+        decode(answer(meta={"finish_reason": reason}))
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=3), st.lists, max_leaves=6), st.data())
+def test_fuzz_any_value_anywhere_gives_a_turn_or_a_server_error(value, data):
+    """Whatever stands in one field of an answer, nothing but a ServerError comes out, or a Turn that agrees with itself."""
+    damaged = answer()
+    where = data.draw(st.sampled_from(["text", "output_ids", "prompt_token_ids", *damaged["meta_info"]]))
+    (damaged if where in {"text", "output_ids", "prompt_token_ids"} else damaged["meta_info"])[where] = value
+    try:
+        turn = decode(damaged, version_of=lambda name: Naming().version_of(name, Naming().now))
+    except ServerError:
+        return
+    assert len(turn.output_ids) == len(turn.log_probs)
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"message": "too long"}},
+        {"error": "too long"},
+        {"object": "error", "message": "too long", "type": "Bad Request", "param": None, "code": 400},
+        {"detail": [{"loc": ["body"], "msg": "too long"}]},
+        {"detail": "too long"},
+    ],
+)
+def test_the_servers_words_are_found_in_every_shape_of_error(body):
+    assert wire.words_of(json.dumps(body).encode()) == "too long"
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>Bad Gateway</html>", b"\xff\xfe", b"[]", b"null", b"{}", b'{"error":null}']
+)
+def test_a_body_that_is_no_error_object_is_quoted(body):
+    assert isinstance(wire.words_of(body), str)
+
+
+def test_long_words_are_cut():
+    assert len(wire.words_of(b"x" * 10_000)) < 700
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, RequestRejected),
+        (401, RequestRejected),
+        (403, RequestRejected),
+        (404, RequestRejected),
+        (422, RequestRejected),
+        (408, ServerBusy),
+        (425, ServerBusy),
+        (429, ServerBusy),
+        (503, ServerBusy),
+        (500, ServerError),
+        (502, ServerError),
+        (504, ServerError),
+        (302, ServerError),
+    ],
+)
+def test_statuses_are_classified_once(status, kind):
+    error = wire.error_of("POST x", status, "why")
+
+    assert type(error) is kind
+    assert str(error) == f"POST x: answered {status}: why"
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"), [("3", 3.0), ("0.5", 0.5), ("soon", None), ("-1", None), ("inf", None), (None, None)]
+)
+def test_retry_after_is_read_in_seconds(value, seconds):
+    assert wire.error_of("x", 503, "", retry_after=value).retry_after == seconds
+
+
+# --- requests
+
+
+def test_a_request_says_what_it_must():
+    sampling = SamplingParams(max_new_tokens=9, stop=["a"], stop_token_ids=[2], sampling_seed=5, extra={"regex": "x"})
+    body = json.loads(
+        request(np.array([1, 2]), sampling=sampling, extra={"lora_path": "y", "ids": np.arange(2)}).body(RID)
+    )
+
+    assert body["rid"] == RID
+    assert body["input_ids"] == [1, 2]
+    assert body["return_logprob"] is True
+    assert body["stream"] is False
+    assert (body["lora_path"], body["ids"]) == ("y", [0, 1])
+    params = body["sampling_params"]
+    assert (params["max_new_tokens"], params["stop"], params["stop_token_ids"]) == (9, ["a"], [2])
+    assert (params["sampling_seed"], params["regex"], params["top_k"]) == (5, "x", -1)
+
+
+def test_text_asks_for_the_ids_it_became():
+    body = json.loads(request('say "hi"').body(RID))
+
+    assert (body["text"], body["return_prompt_token_ids"]) == ('say "hi"', True)
+    assert "input_ids" not in body
+
+
+@pytest.mark.parametrize(
+    ("model_input", "words"),
+    [
+        ([1, 50, 3], r"input_ids\[1\]: got 50, allowed: below the vocabulary's size 50"),
+        ([-1], "-1"),
+        ([2**31], str(2**31)),
+        ([0.5], "integers"),
+        ([[1, 2]], "flat"),
+        ([], "empty"),
+        ("", "empty"),
+    ],
+)
+def test_prompts_that_would_kill_a_server_are_refused_before_sending(model_input, words):
+    with pytest.raises(RequestRejected, match=words):
+        request(model_input, vocab_size=50)
+
+
+@pytest.mark.parametrize("extra", [{"rid": "x"}, {"stream": True}, {"input_ids": [1]}, {"sampling_params": {}}])
+def test_extras_that_belong_to_the_client_are_refused(extra):
+    with pytest.raises(RequestRejected, match=next(iter(extra))):
+        request(extra=extra)
+
+
+def test_several_answers_to_one_request_are_refused():
+    with pytest.raises(RequestRejected, match="n: got 2"):
+        request(sampling=SamplingParams(extra={"n": 2}))
+
+
+def test_what_json_cannot_say_is_refused():
+    with pytest.raises(RequestRejected, match="JSON"):
+        request(extra={"image_data": object()})
+
+
+# --- control
+
+
+def test_the_load_is_that_of_all_ranks():
+    loads = [{"num_running_reqs": 2, "num_waiting_reqs": 1}, {"num_running_reqs": 0, "num_waiting_reqs": 4}]
+    assert wire.decode_load("x", json.dumps({"loads": loads}).encode()) == 7
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"loads": [1]}', b'{"loads": [{}]}'])
+def test_a_load_that_is_none_is_an_error(body):
+    with pytest.raises(ServerError):
+        wire.decode_load("GET x", body)
+
+
+def test_a_routers_workers_in_both_shapes():
+    new = {"workers": [{"url": "http://a:1"}, {"url": "http://b:1@0"}, {"url": "http://b:1@1"}]}
+
+    assert wire.decode_workers("x", json.dumps(new).encode()) == ("http://a:1", "http://b:1")
+    assert wire.decode_workers("x", b'{"urls": ["http://a:1"]}') == ("http://a:1",)
+    with pytest.raises(ServerError):
+        wire.decode_workers("x", b'{"workers": [3]}')
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "done"),
+    [
+        (200, "Cache flushed.\nPlease check", True),
+        (200, "", True),
+        (400, "Cache flushed", False),
+        (200, "Flush cache failed.", False),
+    ],
+)
+def test_a_flush_succeeded_only_if_status_and_text_say_so(status, text, done):
+    assert wire.flushed(status, text) is done
+
+
+@pytest.mark.parametrize("mode", PauseMode)
+def test_f056_the_pause_mode_is_always_said(mode):
+    assert wire.pause_body(mode) == {"mode": mode.value}
+
+
+def test_model_info_that_is_none_says_so():
+    with pytest.raises(ServerError, match="does not speak SGLang"):
+        wire.decode_model_info("GET x", b'{"hello": "world"}')
+    with pytest.raises(ServerError, match="no JSON"):
+        wire.decode_model_info("GET x", b"<html>")
+
+
+# --- version names
+
+
+def test_names_that_are_numbers_are_believed():
+    naming = Naming()
+
+    assert naming.observe("7") == 7
+    assert naming.observe(8) == 8
+    assert naming.version_of("6", naming.now) == 6
+
+
+def test_a_server_that_names_no_number_is_taken_at_the_trainers_word():
+    naming = Naming()
+    assert naming.observe("default") is None
+    sent_before = naming.now
+    naming.require(5)
+
+    assert naming.observe("default") is None
+    assert naming.now.version == 5
+    assert naming.version_of("default", naming.now) == 5
+    assert naming.version_of("default", sent_before) == 0  # its name did not change over the update: the older version
+
+
+def test_names_that_change_stand_for_the_version_they_were_required_as():
+    naming = Naming()
+    naming.observe("w0")
+    sent = naming.now
+    naming.observe("w1")
+    naming.require(1)
+
+    assert naming.version_of("w0", sent) == 0
+    assert naming.version_of("w1", sent) == 1
+
+
+def test_default_after_numbers_is_a_restart():
+    naming = Naming()
+    naming.observe("7")
+
+    assert naming.observe("default") == 0
+    assert naming.version_of("default", naming.now) == 0
+
+
+@given(st.lists(st.sampled_from(["default", "1", "2", "w1", "w2", None, 3]) | st.integers(0, 5), max_size=30))
+def test_naming_forgets_old_names_and_never_fails(history):
+    naming = Naming()
+    for step in history:
+        if isinstance(step, int):
+            naming.require(step)
+        else:
+            naming.observe(step)
+    assert isinstance(naming.version_of("never heard of", naming.now), int)
