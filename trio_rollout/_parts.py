@@ -44,7 +44,13 @@ class Parts:
 
 
 async def assemble(source: Source, recipe: Recipe, ledger: Ledger | None, instruments: Sequence[Instrument]) -> Parts:
-    """Wire an engine's parts and restore them to where the ledger's last run was. Starts nothing."""
+    """Wire an engine's parts and restore them to where the ledger's last run was. Starts nothing.
+
+    A source that can check its prompts (``check()``) does so before anything else: bad input must not cost a run's work.
+    """
+    check = getattr(source, "check", None)
+    if check is not None:
+        await check()
     past = Recovered() if ledger is None else await ledger.begin(_identity(source, recipe.settings))
     parts = _wire(source, recipe, ledger, Instruments(instruments))
     if past.source_state is not None:
