@@ -70,8 +70,8 @@ def _rehearse(sweeper: Sweeper[S], scenario: Scenario[S]) -> dict[str, int]:
 
 
 def _plans(how: Inject, lives: dict[str, int], draw: random.Random) -> Iterator[Plan]:
-    if how is Inject.THROW:
-        raise ValueError("cancel_everywhere does not throw: use throw_everywhere")
+    if how in {Inject.THROW, Inject.SEED}:
+        raise ValueError(f"cancel_everywhere only cancels and interrupts, it does not know {how}")
     if how is Inject.CANCEL_TWICE and len(lives) == 1:
         raise ValueError(f"cancel_everywhere: cancelling twice needs two armed scopes, there is only {list(lives)}")
     if how is Inject.INTERRUPT:  # a signal knows no scopes: the one that lives longest stands for all

@@ -1,4 +1,4 @@
-"""Ends a simulated run that would not end by itself: deadlock, livelock, too much simulated time.
+"""Ends a simulated run that would not end by itself: deadlock, livelock, too much simulated time, a broken invariant.
 
 Invariants:
 1. The first verdict stays, with the task tree of that moment; whatever happens while the run unwinds does not replace it.
@@ -12,9 +12,11 @@ from typing import final
 
 import trio
 
+from ..observe._frames import where
 from ..observe._tree import task_tree
 from . import _scheduler as scheduler
-from ._sim_errors import SimDeadlock, SimLivelock, SimStopped, SimTimeout
+from ._invariants import Invariants
+from ._sim_errors import InvariantBroken, SimDeadlock, SimLivelock, SimStopped, SimTimeout
 from ._trace import StepTrace
 
 _UNSHIELD, _THROW, _ABANDON = 1, 2, 4
@@ -31,7 +33,9 @@ class _Ended(BaseException):
 class Overseer(trio.abc.Instrument):
     """Watches one run. ``scope`` surrounds the main function; ``verdict`` says why it was stopped, if it was."""
 
-    def __init__(self, trace: StepTrace, *, limit: float, max_steps: int, virtual_time: bool) -> None:
+    def __init__(
+        self, trace: StepTrace, *, limit: float, max_steps: int, virtual_time: bool, invariants: Invariants
+    ) -> None:
         self.scope = trio.CancelScope()
         self.verdict: SimStopped | None = None
         self.token: trio.lowlevel.TrioToken | None = None
@@ -39,6 +43,7 @@ class Overseer(trio.abc.Instrument):
         self._limit = limit
         self._max_steps = max_steps
         self._virtual_time = virtual_time
+        self._invariants = invariants
         self._until = math.inf
         self._stage = 0
         self._patience = max_steps
@@ -76,6 +81,13 @@ class Overseer(trio.abc.Instrument):
         """Count; and once the run is being stopped and does not end, force the task that is about to run."""
         if self.verdict is not None and self._stage >= _THROW and scheduler.is_user_task(task):
             (scheduler.throw_on_next_step if self._stage < _ABANDON else scheduler.abandon)(task, _Ended())
+        if self.verdict is None and (broken := self._invariants.broken()) is not None:
+            name, error = broken
+            verdict = InvariantBroken(
+                f"{name}: {error}\nbefore {where(task)}, time {trio.current_time():g}\n{task_tree()}"
+            )
+            verdict.__cause__ = error
+            self.stop(verdict)
         if self._trace.steps > self._patience:
             self._patience = self._trace.steps + _GRACE_STEPS
             self.stop(SimLivelock(f"livelock: more than {self._max_steps} task steps\n{task_tree()}"))

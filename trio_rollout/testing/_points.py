@@ -21,6 +21,8 @@ class Inject(enum.Enum):
     """Ctrl-C while Trio or protected code runs: the main task gets KeyboardInterrupt at its next checkpoint."""
     THROW = "throw"
     """An exception is raised at one await of a user's callback."""
+    SEED = "seed"
+    """Nothing but the order of tasks and the world's own randomness: one run of a seed."""
 
 
 @final
@@ -30,7 +32,7 @@ class Point:
 
     how: Inject
     step: int
-    """Which step (or await) it was, counted from 1 since the scope was armed."""
+    """Which step (or await) it was, counted from 1 since the scope was armed; for SEED the seed."""
     scope: str = ""
     """Name of the scope that was cancelled; for CANCEL_TWICE both, with the steps between them."""
     where: str = ""
@@ -40,7 +42,8 @@ class Point:
 
     def __str__(self) -> str:
         scope = f" {self.scope}" if self.scope else ""
-        return f"{self.how.value}{scope} at step {self.step}: {self.where or 'never reached'}"
+        at = "" if self.how is Inject.SEED else " at await" if self.how is Inject.THROW else " at step"
+        return f"{self.how.value}{scope}{at} {self.step}: {self.where or 'never reached'}"
 
 
 @final

@@ -23,3 +23,11 @@ class SimStalled(SimStopped):
 
 class SystemTaskLeft(SimStopped):
     """A system task was still running when the main function had returned: it had no owner."""
+
+
+class InvariantBroken(SimStopped):
+    """Something that must hold between any two steps did not."""
+
+
+class InstrumentDropped(SimStopped):
+    """An instrument raised during the run. Trio logs that and goes on without it, so its checks were not made."""

@@ -5,16 +5,17 @@ What depends on the seed alone is repeated exactly, in another process too. So t
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar, TypeVarTuple, final
+from typing import Generic, NoReturn, TypeVar, TypeVarTuple, final
 
 import attrs
 import trio
 import trio.testing
 
 from ..observe._tree import task_tree
+from ._invariants import Invariants
 from ._overseer import Overseer
 from ._scheduler import seeded_scheduler
-from ._sim_errors import SystemTaskLeft
+from ._sim_errors import InstrumentDropped, SystemTaskLeft
 from ._stall import stall_watch
 from ._trace import StepTrace
 
@@ -46,45 +47,56 @@ def sim_run(
     max_steps: int = 5_000_000,
     stuck_after: float = 60.0,
     virtual_time: bool = True,
+    invariants: Invariants | None = None,
     instruments: Sequence[trio.abc.Instrument] = (),
 ) -> SimResult[T]:
     """Run ``async_fn(*args)`` in a Trio run of its own, with the order of its tasks drawn from ``seed``.
 
     To be called from outside Trio, in a plain ``def test_...()``. Time is virtual: as soon as every task waits, it jumps
-    to the next deadline. ``virtual_time=False`` allows real sockets and threads.
+    to the next deadline; ``virtual_time=False`` allows real sockets and threads.
 
     Raises:
       SimDeadlock: no task could ever run again (not found without virtual time).
       SimTimeout: nothing was left to do before ``limit`` seconds on the run's clock had passed.
       SimLivelock: more than ``max_steps`` task steps were taken.
       SimStalled: a single step did not end within one to two times ``stuck_after`` seconds of wall-clock time.
+      InvariantBroken: one of ``invariants`` did not hold between two steps.
       SystemTaskLeft: a system task was still running at the end.
+      InstrumentDropped: one of ``instruments`` raised; without this it would just have stopped to check.
       BaseException: what ``async_fn`` raises comes out as it is, with a note that names the seed.
 
     """
     trace = StepTrace()
-    overseer = Overseer(trace, limit=limit, max_steps=max_steps, virtual_time=virtual_time)
+    held = invariants or Invariants()
+    overseer = Overseer(trace, limit=limit, max_steps=max_steps, virtual_time=virtual_time, invariants=held)
     clock = trio.testing.MockClock(autojump_threshold=0) if virtual_time else None
     wall_limit = None if virtual_time else limit
     outcome: tuple[T, float] | None = None
     error: BaseException | None = None
     try:
         with seeded_scheduler(seed), stall_watch(trace, overseer, stuck_after=stuck_after, limit=wall_limit):
-            outcome = trio.run(
-                _main, async_fn, args, overseer, clock=clock, instruments=[trace, overseer, *instruments]
-            )
+            watching = (trace, overseer, *instruments)
+            outcome = trio.run(_main, async_fn, args, overseer, watching, clock=clock, instruments=watching)
     except BaseException as raised:  # ruff: ignore[blind-except]  # noqa: ASYNC103 - raised right below, unless there is a verdict
         error = raised
-    if (failure := overseer.verdict or error) is not None:
-        failure.add_note(f"sim_run: seed {seed!r}, {trace.steps} steps")
-        raise failure from (error if overseer.verdict else failure.__cause__)
-    if outcome is None:
-        raise AssertionError("the run ended without a value, an error or a verdict")
+    if outcome is None or overseer.verdict is not None:
+        _raise(overseer.verdict, error, f"sim_run: seed {seed!r}, {trace.steps} steps")
     return SimResult(value=outcome[0], digest=trace.digest, steps=trace.steps, seconds=outcome[1])
 
 
+def _raise(verdict: BaseException | None, error: BaseException | None, note: str) -> NoReturn:
+    failure = verdict or error or AssertionError("the run ended without a value, an error or a verdict")
+    failure.add_note(note)
+    if failure is verdict and verdict.__cause__ is None:
+        raise verdict from error
+    raise failure
+
+
 async def _main(
-    async_fn: Callable[[*Args], Awaitable[T]], args: tuple[*Args], overseer: Overseer
+    async_fn: Callable[[*Args], Awaitable[T]],
+    args: tuple[*Args],
+    overseer: Overseer,
+    watching: Sequence[trio.abc.Instrument],
 ) -> tuple[T, float] | None:
     trio.lowlevel.current_task().name = "main"
     started = trio.current_time()
@@ -93,8 +105,17 @@ async def _main(
         value = await async_fn(*args)
         if overseer.verdict is None:
             _require_no_system_tasks()
+            _require_still_watching(watching)
         return value, trio.current_time() - started
     return None
+
+
+def _require_still_watching(instruments: Sequence[trio.abc.Instrument]) -> None:
+    for instrument in instruments:
+        try:
+            trio.lowlevel.remove_instrument(instrument)
+        except KeyError:
+            raise InstrumentDropped(f"{instrument!r} raised, so Trio dropped it; the log has its error") from None
 
 
 def _require_no_system_tasks() -> None:

@@ -1,0 +1,92 @@
+"""SimWorld: the whole engine over a simulated network, disk and clock, in one seeded run."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import trio
+
+from trio_rollout.testing import InvariantBroken, SimWorld, explore
+
+from . import small_world
+from .small_world import digest, faulty, small
+
+
+def test_the_whole_system_in_one_run():
+    world = SimWorld(seed=1)
+    result = world.run(small)
+    assert result.value.acked == small_world.COUNT
+    assert result.value.in_exactly_one_state
+    assert world.invariants.checked > 500
+    assert world.seen["partial send"] > 0
+
+
+def test_many_seeds_with_faults_lose_nothing_and_meet_the_interesting_states():
+    explore(faulty, range(12)).require("reset", "refused", "silent", "unanswered", "requeued", "partial send")
+
+
+def test_the_same_seed_gives_the_same_digest_in_another_process_with_other_hashes():
+    """P10, for the whole system."""
+    first = digest(1)
+    assert digest(1) == first
+    assert digest(2) != first
+    answer = subprocess.run(
+        [sys.executable, small_world.__file__],
+        env=os.environ | {"PYTHONHASHSEED": "77"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert answer.stdout.strip() == first
+
+
+def test_a_broken_invariant_stops_the_run_and_names_the_step():
+    done: list[int] = []
+
+    async def scenario(world: SimWorld) -> None:
+        with world.invariants.hold(lambda: len(done) < 3, "at most three"):
+            for number in range(10):
+                await trio.sleep(1)
+                done.append(number)
+
+    with pytest.raises(InvariantBroken, match="at most three") as caught:
+        SimWorld(seed=0).run(scenario)
+    assert len(done) == 3
+    assert "scenario" in str(caught.value)
+
+
+def test_explore_reports_each_seed_that_fails():
+    async def fails_sometimes(world: SimWorld) -> float:
+        world.sometimes("low", world.rng.random() < 0.5)
+        return world.rng.random()
+
+    def check(value: float) -> None:
+        assert value < 0.5
+
+    found = explore(fails_sometimes, range(20), check=check)
+    assert 0 < len(found.failures) < 20
+    assert 0 < found.sometimes["low"] < 20
+    seed = found.failures[0].point.step
+    assert SimWorld(seed=seed).run(fails_sometimes).value >= 0.5
+    assert f"SimWorld(seed={seed})" in str(found)
+
+
+def test_a_world_runs_once():
+    async def nothing(world: SimWorld) -> None:
+        await trio.lowlevel.checkpoint()
+
+    world = SimWorld(seed=0)
+    with pytest.raises(RuntimeError, match="does not run"):
+        world.net  # noqa: B018  a property that raises
+    world.run(nothing)
+    with pytest.raises(RuntimeError, match="runs once"):
+        world.run(nothing)
+
+
+def test_blocking_calls_take_virtual_time():
+    async def scenario(world: SimWorld) -> float:
+        assert await world.run_sync(max, 1, 2) == 2
+        return trio.current_time()
+
+    assert 0 < SimWorld(seed=0, blocking_s=10).run(scenario).value <= 10

@@ -1,0 +1,43 @@
+"""What must hold between any two steps of a run.
+
+Trio drops an instrument that raises, and goes on; so an ``assert`` in one of your own checks nothing any more after its
+first failure, and fails no test. Here the first failure stops the run and comes out of it.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import final
+
+import attrs
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class Invariants:
+    """Checks that hold while their ``with`` block is open. Give it to ``sim_run(..., invariants=...)``."""
+
+    checked: int = attrs.field(default=0, init=False)
+    """How many checks have been made: an invariant that was never checked has proved nothing."""
+    _checks: dict[object, tuple[str, Callable[[], object]]] = attrs.field(factory=dict, init=False)
+
+    @contextmanager
+    def hold(self, check: Callable[[], object], name: str = "") -> Generator[None]:
+        """Check before every task step, until the block is left. ``check`` raises, or returns False, where it is broken."""
+        key = object()
+        self._checks[key] = (name or getattr(check, "__name__", "invariant"), check)
+        try:
+            yield
+        finally:
+            del self._checks[key]
+
+    def broken(self) -> tuple[str, BaseException] | None:
+        """Make every check; the first one that fails, with what it raised."""
+        for name, check in self._checks.values():
+            self.checked += 1
+            try:
+                answer = check()
+            except Exception as error:  # ruff: ignore[blind-except]  whatever it raises, it does not hold
+                return name, error
+            if answer is False:
+                return name, AssertionError(f"{name} returned False")
+        return None
