@@ -115,6 +115,33 @@ async def test_retracted_requests_go_on_with_the_new_weights(client: Client):
     assert meta["weight_version"] == "w2"
 
 
+async def test_a_paused_server_reports_the_load_it_had_before(client: Client):
+    pending = client.start(max_new_tokens=10)
+    await steps(2.5)
+    await client.call("/pause_generation", {"mode": "retract"})
+    load = (await client.call("/v1/loads")).json["loads"][0]
+    await client.call("/continue_generation", {})
+
+    assert (load["num_running_reqs"], load["num_waiting_reqs"]) == (1, 0)
+    assert client.server.statistics().waiting == 1
+    await pending.result()
+
+
+async def test_a_retraction_answers_503_where_the_queue_is_too_short(open_client):
+    async with open_client(max_running=2, max_queued=1) as client:
+        kept = client.start(max_new_tokens=10)
+        await steps(1)
+        lost = client.start(max_new_tokens=10)
+        await steps(3)
+        await client.call("/pause_generation", {"mode": "retract"})
+        await lost.done.wait()
+        await client.call("/continue_generation", {})
+
+        assert lost.answer.status == 503
+        assert lost.answer.json["message"] == "The request queue is full."
+        assert (await kept.result())["meta_info"]["num_retractions"] == 1
+
+
 async def test_in_place_the_cache_cannot_be_flushed(client: Client):
     pending = client.start(max_new_tokens=6)
     await steps(2.5)

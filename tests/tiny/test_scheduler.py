@@ -7,7 +7,7 @@ from trio_rollout.tiny import TinyModel
 from trio_rollout.tiny._prefix_cache import PrefixCache
 from trio_rollout.tiny._request import Penalties, Request, Sampling, Wanted
 from trio_rollout.tiny._sampler import Limits
-from trio_rollout.tiny._scheduler import OutOfVocabulary, Scheduler
+from trio_rollout.tiny._scheduler import Load, OutOfVocabulary, Scheduler
 
 MODEL = TinyModel.random(vocab=64, context_tokens=3, seed=1)
 
@@ -221,6 +221,21 @@ def test_retracted_requests_go_behind_the_queue_and_on_from_where_they_were():
 
     assert first.output_ids == uninterrupted.output_ids
     assert first.retractions == 1
+
+
+def test_a_retraction_gives_up_what_the_queue_has_no_room_for():
+    one = scheduler(max_running=3, max_queued=2)
+    requests = [request(rid) for rid in "abc"]
+    for each in requests:
+        one.add(each)
+        one.step()
+    (lost,) = one.pause(retract=True)
+
+    assert lost is requests[2]
+    assert lost.finish["status_code"] == 503
+    assert len(lost.output_ids) == 1
+    assert one.load == Load(running=3, waiting=0, used_tokens=3 * 3 + 3 + 2 + 1)
+    assert one.load_now() == Load(running=0, waiting=2, retracted=2)
 
 
 def test_spans_say_which_weights_sampled_what():

@@ -16,7 +16,7 @@ from ._call import Call
 from ._lock import ReadWriteLock
 from ._model import TinyModel
 from ._registry import Live, Registry
-from ._request import QUEUE_FULL, Request
+from ._request import Request
 from ._scheduler import Scheduler
 from ._settings import TinySettings
 from ._submission import Submission
@@ -129,7 +129,7 @@ class Frontend:
         async with self._pausing:
             self.paused = True
             if mode != "abort":
-                self.scheduler.pause(retract=mode == "retract")
+                self.registry.settle(self.scheduler.pause(retract=mode == "retract"), trio.current_time())
                 return
             while True:
                 self.abort(everything=True)
@@ -200,8 +200,6 @@ class Frontend:
     def _dispatch(self, live: Live) -> None:
         live.request = self.submission.request(live.item, self.scheduler.model.vocab)
         if not self.scheduler.add(live.request):
-            live.request.in_queue = True
-            live.request.end(QUEUE_FULL, self.scheduler.version)
             self.registry.settle([live.request], trio.current_time())
         self._work.set()
 

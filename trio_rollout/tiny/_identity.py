@@ -67,8 +67,7 @@ class Identity:
     def loads(self, frontend: Frontend) -> dict[str, Any]:
         """The answer of ``/v1/loads``."""
         scheduler = frontend.scheduler
-        running, waiting = len(scheduler.running), len(scheduler.waiting)
-        used = sum(one.prompt.size + len(one.output_ids) for one in scheduler.running)
+        load = scheduler.load if scheduler.paused else scheduler.load_now()
         room = frontend.settings.cache_tokens
         return {
             "timestamp": datetime.fromtimestamp(trio.current_time(), UTC).isoformat(),  # of the run, not of the day
@@ -79,24 +78,19 @@ class Identity:
                 {
                     "timestamp": trio.current_time(),
                     "dp_rank": 0,
-                    "num_running_reqs": running,
-                    "num_waiting_reqs": waiting,
-                    "num_used_tokens": int(used),
-                    "num_total_tokens": int(used),
-                    "num_active_tokens": int(used),
+                    "num_running_reqs": load.running,
+                    "num_waiting_reqs": load.waiting,
+                    "num_used_tokens": load.used_tokens,
+                    "num_total_tokens": load.used_tokens,
+                    "num_active_tokens": load.used_tokens,
                     "max_total_num_tokens": room,
                     "max_running_requests": frontend.settings.max_running,
-                    "token_usage": used / room if room else 0.0,
+                    "token_usage": load.used_tokens / room if room else 0.0,
                     "gen_throughput": 0.0,
                     "cache_hit_rate": 0.0,
-                    "utilization": running / frontend.settings.max_running,
+                    "utilization": load.running / frontend.settings.max_running,
                     "memory": {"token_capacity": room},
-                    "queues": {
-                        "waiting": waiting,
-                        "grammar": 0,
-                        "paused": sum(one.retractions > 0 for one in scheduler.waiting) if scheduler.paused else 0,
-                        "retracted": sum(one.retractions > 0 for one in scheduler.waiting),
-                    },
+                    "queues": {"waiting": load.waiting, "grammar": 0, "paused": 0, "retracted": load.retracted},
                 }
             ],
         }

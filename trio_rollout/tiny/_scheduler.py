@@ -4,7 +4,7 @@ Owns: the queue, the running requests, the prefix cache, the weights in use and 
 
 Rules, each SGLang's own: a running request that is aborted gets one more token; one in the queue ends at once; aborts match
 by prefix; the queue is counted before a step takes from it; a pause in place keeps what runs, a pause with retraction puts
-it back into the queue; a token outside the vocabulary kills the server.
+it back into the queue, as far as there is room; a paused one reports the load it had before; a token outside the vocabulary kills the server.
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ import numpy as np
 from ._batch import Batch
 from ._model import TinyModel
 from ._prefix_cache import PrefixCache
-from ._request import ABORTED, ABORTED_IN_QUEUE, Request
+from ._request import ABORTED, ABORTED_IN_QUEUE, QUEUE_FULL, Request
 from ._scoring import score_prompt
 from ._stops import stop_reason
 
@@ -36,6 +36,16 @@ class Step:
     """They got a token and go on."""
 
 
+@attrs.frozen(kw_only=True)
+class Load:
+    """What a scheduler has in hand."""
+
+    running: int = 0
+    waiting: int = 0
+    retracted: int = 0
+    used_tokens: int = 0
+
+
 @final
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Scheduler:
@@ -48,6 +58,8 @@ class Scheduler:
     cache: PrefixCache
     version: str = "default"
     paused: bool = attrs.field(default=False, init=False)
+    load: Load = attrs.field(factory=Load, init=False)
+    """What it had in hand when it was last paused."""
     waiting: deque[Request] = attrs.field(factory=deque, init=False)
     running: list[Request] = attrs.field(factory=list, init=False)
     _batch: Batch | None = attrs.field(default=None, init=False)
@@ -67,9 +79,21 @@ class Scheduler:
         """Whether the cache may be flushed: nothing runs, and nothing waits either, unless it waits for the resume."""
         return not self.running and (self.paused or not self.waiting)
 
+    def load_now(self) -> Load:
+        """What is in hand, as a paused server does not report it: it shows ``load``, as it was before the pause."""
+        used = sum(one.prompt.size + len(one.output_ids) for one in self.running)
+        return Load(
+            running=len(self.running),
+            waiting=len(self.waiting),
+            retracted=sum(one.retractions > 0 for one in self.waiting),
+            used_tokens=int(used),
+        )
+
     def add(self, request: Request) -> bool:
-        """Queue a request; False when the queue is full."""
+        """Queue a request. False when the queue is full: it is over then."""
         if self.max_queued is not None and len(self.waiting) >= self.max_queued:
+            request.in_queue = True
+            request.end(QUEUE_FULL, self.version)
             return False
         self.waiting.append(request)
         return True
@@ -87,15 +111,19 @@ class Scheduler:
                 request.aborting = True
         return queued
 
-    def pause(self, *, retract: bool) -> None:
-        """Stop stepping. With ``retract`` what runs goes back to the queue and loses its cache."""
+    def pause(self, *, retract: bool) -> tuple[Request, ...]:
+        """Stop stepping. With ``retract`` what runs goes back to the queue and loses its cache.
+
+        Returns those that the queue has no room for: SGLang gives them up, with what they have sampled.
+        """
+        self.load = self.load_now()
         self.paused = True
         if not retract:
-            return
-        for request in self.running:
+            return ()
+        retracted, self.running, self._batch = self.running, [], None
+        for request in retracted:
             request.retractions += 1
-        self.waiting.extend(self.running)
-        self.running, self._batch = [], None
+        return tuple(request for request in retracted if not self.add(request))
 
     def resume(self) -> None:
         """Go on."""
