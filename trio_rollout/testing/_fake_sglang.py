@@ -25,6 +25,7 @@ from ._fake_control import control
 from ._fake_http import HttpRequest, NotHttp, RequestReader, reset, send_answer
 from ._fake_plan import Action, Fault, Plan, Reply, Run, Seen, action_of
 from ._fake_running import Running
+from ._fake_stream import EventStream
 from ._memory_net import leave_at_once
 
 _DEFAULT_TOKENS = 128
@@ -41,6 +42,8 @@ class FakeSGLang:
 
     plan: Plan = ()
     url: str = ""
+    incremental: bool = False
+    """Streams have only what is new in each event, as with ``--incremental-streaming-output``."""
     prefix: str = ""
     """Stands before every route."""
     disconnect_s: float = 3.0
@@ -112,7 +115,8 @@ class FakeSGLang:
     def pause(self, mode: str) -> None:
         """Pause: ``abort`` ends what runs, ``retract`` and ``in_place`` keep it until the continue."""
         self.mode = mode
-        self._continued = self._continued or trio.Event()
+        if self._continued is None:
+            self._continued = trio.Event()
         if mode == "abort":
             self.abort("", everything=True)
 
@@ -212,6 +216,8 @@ class FakeSGLang:
         if isinstance(running, Reply):
             return await self._send(stream, reader, running)
         fault = action.fault if isinstance(action, Run) else action if isinstance(action, Fault) else None
+        events = EventStream(stream, running, incremental=self.incremental, fault=fault)
+        streamed = events if seen.body.get("stream") is True else None
         self._running[running.rid] = running
         self._notify()
         left = True
@@ -219,7 +225,7 @@ class FakeSGLang:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._drop_after_disconnect, reader, running, nursery.cancel_scope)
                 with running.scope:
-                    await self._run(running, fault)
+                    await self._run(running, fault, streamed)
                 running.aborted = running.scope.cancelled_caught
                 left = False
                 nursery.cancel_scope.cancel()
@@ -228,6 +234,8 @@ class FakeSGLang:
             self._notify()
         if left:
             return False
+        if streamed is not None:
+            return await streamed.end(self._version)
         body = json.dumps(running.answer(self._version, fault)).encode()
         if fault is Fault.MALFORMED_JSON:
             body = body[:-9]
@@ -247,9 +255,12 @@ class FakeSGLang:
             rid, prompt, int(wanted), action if isinstance(action, Run) else None, text=ids is None, parked=self.paused
         )
 
-    async def _run(self, running: Running, fault: Fault | None) -> None:
+    async def _run(self, running: Running, fault: Fault | None, streamed: EventStream | None) -> None:
         await self._while_paused()
         running.parked = False
+        if streamed is not None:
+            with trio.CancelScope(shield=True):  # an abort must not cut an event in two
+                await streamed.begin(self._version)
         if fault is Fault.HANG:
             running.deaf = True
             await trio.sleep_forever()
