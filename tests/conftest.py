@@ -5,7 +5,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -40,14 +40,12 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> 
     pytest.fail(f"SGLang was not ready after {START_S} s (exit code {process.poll()}):\n{tail}", pytrace=False)
 
 
-def _kill_tree(process: subprocess.Popen[bytes]) -> None:
+def _kill(family: list[psutil.Process]) -> None:
     """The scheduler and the detokenizer are processes of their own, and do not always die with their parent."""
-    family = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
-    members = [psutil.Process(pid) for pid in family if psutil.pid_exists(pid)]
-    for member in members:
-        member.kill()
-    process.wait()
-    psutil.wait_procs(members, timeout=30)
+    for member in family:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+    psutil.wait_procs(family, timeout=30)
 
 
 @contextmanager
@@ -56,11 +54,13 @@ def run_sglang(log: Path, *flags: str) -> Generator[str]:
     port = _free_port()
     command = [ROOT / "tests" / "real_sglang" / "run.sh", SGLANG, str(port), *flags]
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process:
+        family = [psutil.Process(process.pid)]
         try:
             _wait_until_ready(url := f"http://127.0.0.1:{port}", process, log)
+            family += family[0].children(recursive=True)  # now: once their parent has died they are nobody's
             yield url
         finally:
-            _kill_tree(process)
+            _kill(family)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from trio_rollout.tiny import TinyModel, TinyTokenizer
 from ._server import Server, Target
 
 # Slow enough that there is time to interrupt it: half of what the real one takes.
-STEP_S = 0.005
+STEP_S = 0.003
 
 
 PROGRAM = """
@@ -61,11 +61,34 @@ def target(request: pytest.FixtureRequest) -> Target:
     return request.getfixturevalue(request.param)
 
 
+@pytest.fixture(scope="module", params=["tiny", pytest.param("real", marks=pytest.mark.real_sglang)])
+def doomed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Target]:
+    """One server after the other that streams deltas, and that the last test of a module may kill."""
+    if request.param == "tiny":
+        with run_tiny(tmp_path_factory.mktemp("doomed"), "--incremental") as target:
+            yield target
+    else:
+        weights = request.getfixturevalue("sglang_weights")
+        with request.getfixturevalue("start_sglang")("--incremental-streaming-output") as url:
+            yield Target(url=url, weights=weights, vocabulary=2048)
+
+
+def open_http(target: Target) -> httpx.AsyncClient:
+    """A client without a bound of its own on anything but patience."""
+    return httpx.AsyncClient(base_url=target.url, timeout=60, limits=httpx.Limits(max_connections=None))
+
+
+@pytest.fixture
+async def doomed_server(doomed: Target, nursery: trio.Nursery) -> AsyncIterator[Server]:
+    """The server that may die; nothing is put in order afterwards."""
+    async with open_http(doomed) as http:
+        yield Server(http=http, nursery=nursery, target=doomed)
+
+
 @pytest.fixture
 async def server(target: Target, nursery: trio.Nursery) -> AsyncIterator[Server]:
     """The server, with a client; afterwards it runs nothing and is not paused, whatever the test did."""
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=target.url, timeout=60, limits=limits) as http:
+    async with open_http(target) as http:
         server = Server(http=http, nursery=nursery, target=target)
         yield server
         with trio.CancelScope(shield=True), trio.fail_after(30):
