@@ -1,5 +1,7 @@
 """Scripted answers: what an agent's model says in a demonstration."""
 
+from pathlib import Path
+
 import pytest
 
 from trio_rollout.errors import SettingsError
@@ -117,3 +119,13 @@ async def test_scripted_tool_calls_survive_the_round_trip(open_client, tmp_path)
 
     assert parsed["normal_text"] == "Let me look."
     assert parsed["calls"] == [{"tool_index": 0, "name": "bash", "parameters": '{"command": "cat main.py"}'}]
+
+
+def test_the_script_of_the_documentation_works(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "tiny-server.md").read_text(encoding="utf-8")
+    path = tmp_path / "script.toml"
+    path.write_text(page.partition("```toml\n")[2].partition("```")[0], encoding="utf-8")
+    script = Script.load(path)
+
+    assert script.answer(chat("user\nThe tests fail.".lower())) == CALL
+    assert script.answer("add 1 and 2") == "adding 1 to 2"
