@@ -35,15 +35,14 @@ def answer(**changes):
     return {"text": "abc", "output_ids": [7, 8, 9], "meta_info": meta} | changes
 
 
+def asked(of=None, version_of=None):
+    numbers = version_of or (lambda name: int(name or -1))
+    return wire.Asked(attempted="POST x", rid=RID, request=of or request(), version_of=numbers)
+
+
 def decode(value, of=None, version_of=None):
     body = value if isinstance(value, bytes) else json.dumps(value).encode()
-    return wire.decode_turn(
-        body,
-        attempted="POST x",
-        rid=RID,
-        request=of or request(),
-        version_of=version_of or (lambda name: int(name or -1)),
-    )
+    return wire.decode_turn(body, asked(of, version_of))
 
 
 def test_an_answer_becomes_a_turn():

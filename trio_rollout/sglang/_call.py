@@ -1,47 +1,70 @@
-"""One try of one request on one server, as a value."""
+"""One try of one request on one server: its identity, and how its answer is read."""
+
+from http import HTTPStatus
+from typing import final
 
 import attrs
 
 from .._core.values import Turn
-from ..errors import ServerError
+from ..errors import ServerLost
 from ._http import Response
 from ._naming import Named
 from ._server import Server
-from ._wire import GENERATE, GenerateRequest, decode_turn, error_of, words_of
+from ._wire import GENERATE, Asked, GenerateRequest, StreamDecoder, decode_turn, error_of, nothing_moved, words_of
+
+EVENT_STREAM = "text/event-stream"
 
 
-@attrs.frozen(kw_only=True)
+@final
+@attrs.frozen(kw_only=True, eq=False)
 class Call:
-    """One try: where it goes, under which rid, and what the server's weights were called when it was sent."""
+    """One try: where it goes, under which rid, what the server's weights were called when it was sent, and its stream."""
 
     server: Server
     rid: str
     request: GenerateRequest
     named: Named
+    stream: StreamDecoder | None
 
     @property
     def attempted(self) -> str:
         """Who was asked for what: the beginning of every error message about it."""
         return f"POST {self.server.url}{GENERATE} {self.rid}"
 
-    def turn_of(self, response: Response) -> Turn:
-        """The answer as a Turn.
-
-        Raises:
-          RequestRejected, ServerBusy, ServerError: it is none; in the server's words.
-
-        """
-        if response.status != 200:  # noqa: PLR2004
-            raise self.error(response)
-        return decode_turn(
-            response.body,
+    @property
+    def _asked(self) -> Asked:
+        return Asked(
             attempted=self.attempted,
             rid=self.rid,
             request=self.request,
             version_of=lambda name: self.server.naming.version_of(name, self.named),
         )
 
-    def error(self, response: Response) -> ServerError:
-        """The exception for an answer with an error status."""
-        retry_after = response.header(b"retry-after")
-        return error_of(self.attempted, response.status, words_of(response.body), retry_after=retry_after)
+    def turn_of(self, response: Response) -> Turn:
+        """The answer as a Turn.
+
+        Raises:
+          RequestRejected, ServerBusy, ServerError: it is none; in the server's words.
+          ServerLost: a stream that ended before the answer did.
+
+        """
+        if response.status != HTTPStatus.OK:
+            retry_after = response.header(b"retry-after")
+            raise error_of(self.attempted, response.status, words_of(response.body), retry_after=retry_after)
+        if self.stream is None or not (response.header(b"content-type") or "").startswith(EVENT_STREAM):
+            return decode_turn(response.body, self._asked)
+        self.stream.feed(bytes(response.body))  # what did not go through it while it came
+        turn = self.stream.turn(self._asked)
+        if turn is None:
+            raise self.lost("the stream ended without its last event")
+        return turn
+
+    def lost(self, why: str) -> ServerLost:
+        """The exception for an answer that never became complete, with what a stream had brought."""
+        tokens = self.stream.cut_off(self._asked) if self.stream is not None else None
+        return ServerLost(f"{self.attempted}: {why}", tokens=tokens)
+
+    def unwatch(self) -> None:
+        """Report no more progress: nobody waits for this answer."""
+        if self.stream is not None:
+            self.stream.moved = nothing_moved

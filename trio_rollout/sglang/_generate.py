@@ -1,5 +1,6 @@
 """One generate call: tries on servers, one after the other, until there is a Turn or a reason why there is none."""
 
+from collections.abc import Callable
 from typing import final
 
 import attrs
@@ -7,13 +8,13 @@ import trio
 
 from .._backoff import backoff_s, wait_s
 from .._core.values import Turn
-from ..errors import ServerBusy, ServerError, ServerLost
-from ._call import Call
+from ..errors import ServerBusy, ServerError
+from ._call import EVENT_STREAM, Call
 from ._fleet import Fleet
 from ._http import BadResponse, ConnectionBroken, Exchange, NotConnected, Response, post_request
 from ._leave import abort_once, close_unanswered, count_late, look_s, read_on
 from ._server import Server
-from ._wire import GenerateRequest
+from ._wire import GenerateRequest, StreamDecoder
 
 
 @final
@@ -25,6 +26,7 @@ class Generation:
     request: GenerateRequest
     affinity: str | None
     abort_s: float
+    moved: Callable[[], None] | None = None
     _refusals: int = 0
 
     async def run(self) -> Turn:
@@ -55,13 +57,20 @@ class Generation:
             with exchange:
                 if not self.fleet.usable(server):  # paused or lost while the connection was opened
                     return None
-                call = Call(
-                    server=server, rid=self.fleet.ports.new_rid(), request=self.request, named=server.naming.now
-                )
+                call = self._call(server)
                 response = await self._exchange(call, exchange)
                 if response is not None:
                     return self._turn(call, response)
         raise AssertionError("a new connection is never taken for a stale one")
+
+    def _call(self, server: Server) -> Call:
+        return Call(
+            server=server,
+            rid=self.fleet.ports.new_rid(),
+            request=self.request,
+            named=server.naming.now,
+            stream=None if self.moved is None else StreamDecoder(self.moved),
+        )
 
     def _turn(self, call: Call, response: Response) -> Turn:
         turn = call.turn_of(response)
@@ -82,7 +91,7 @@ class Generation:
             if exchange.reused and not error.answered:
                 return None
             after = trio.current_time() - began
-            raise ServerLost(f"{call.attempted}: {error}, {after:.3g} s after it was sent") from error
+            raise call.lost(f"{error}, {after:.3g} s after it was sent") from error
         except BadResponse as error:
             raise ServerError(f"{call.attempted}: {error}") from error
         except trio.Cancelled:
@@ -95,11 +104,14 @@ class Generation:
     async def _send_and_receive(self, call: Call, exchange: Exchange) -> Response:
         server = call.server
         server.requests += 1
+        if call.stream is not None:
+            exchange.observe(EVENT_STREAM, call.stream.feed)
         await exchange.send(post_request(server.generate_head, self.request.body(call.rid)))
         server.sent += 1
         try:
             return await exchange.receive()
         except trio.Cancelled:
+            call.unwatch()
             with trio.move_on_after(self.abort_s - look_s(self.abort_s), shield=True):
                 await read_on(self.fleet, call, exchange)
             raise

@@ -93,7 +93,8 @@ class SGLangServers:
         """Sample one turn on one server; an aborted one returns with stop ABORT and the tokens it has.
 
         The server is the one that last had this ``affinity`` while it can be used, else the least loaded one. A busy server
-        (503, 429, …) is asked again later, another one at once, under a fresh request id each time.
+        (503, 429, …) is asked again later, another one at once, under a fresh request id each time. With ``moved`` the
+        answer is streamed and ``moved()`` called for every piece of it; it must not block or raise.
 
         Blocks until the answer is there; waits while no server is usable. **Without a deadline of the caller it may wait for
         ever.** Cancelled, the request is aborted on its server and its answer awaited, within the abort budget, before
@@ -101,13 +102,14 @@ class SGLangServers:
 
         Raises:
           RequestRejected: the servers' words for why no server will take this request.
-          ServerLost: the connection broke with the request on it.
+          ServerLost: the connection broke with the request on it; ``tokens`` has what a stream had brought until then.
           ServerError: any other failure.
 
         """
-        del moved
-        request = generate_request(input_ids, sampling, extra, vocab_size=self._fleet.vocab_size)
-        return await Generation(self._fleet, request, affinity, self._abort_s).run()
+        request = generate_request(
+            input_ids, sampling, extra, vocab_size=self._fleet.vocab_size, stream=moved is not None
+        )
+        return await Generation(self._fleet, request, affinity, self._abort_s, moved).run()
 
     async def pause(self, mode: PauseMode) -> None:
         """Pause every server that is not lost; nothing is sent to any of them until ``resume``.

@@ -42,7 +42,7 @@ def _info(fake: "FakeSGLang", path: str) -> Reply:
             info = {"model_path": "fake", "is_generation": True, "weight_version": fake.version}
             return Reply(body=info)
         case "/server_info" | "/get_server_info":
-            return Reply(body={"version": "fake", "incremental_streaming_output": False})
+            return Reply(body={"version": "fake", "incremental_streaming_output": fake.incremental})
         case "/v1/loads":
             load = {"dp_rank": 0, "num_running_reqs": fake.in_flight, "num_waiting_reqs": 0}
             return Reply(body={"timestamp": trio.current_time(), "loads": [load]})

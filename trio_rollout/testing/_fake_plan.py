@@ -27,6 +27,8 @@ class Fault(enum.Enum):
     """Close the connection half-way through the body."""
     SHORT_CHUNKED = "short_chunked"
     """Close the connection in the middle of a chunked body."""
+    NO_DONE = "no_done"
+    """End a streamed answer without its ``[DONE]``."""
     LONG_BODY = "long_body"
     """Send more bytes than announced."""
     DRIP = "drip"

@@ -1,5 +1,7 @@
 """The requests that FakeSGLang runs: their tokens, their spans, and the JSON of their answers."""
 
+from typing import Any
+
 import attrs
 import trio
 
@@ -31,36 +33,39 @@ class Running:
         """Tokens that it has while it runs."""
         return min(self.wanted, self.run.partial) if self.run is not None else 0
 
-    def answer(self, version: str, fault: Fault | None) -> object:
-        """The JSON of its answer."""
+    def answer(self, version: str, fault: Fault | None, *, since: int = 0) -> object:
+        """The JSON of its answer; of the tokens only those from ``since`` on."""
         if fault is Fault.WRONG_TYPE:
             return ["no", "answer"]
         count = self.so_far if self.aborted else self.wanted
+        answer = self.part(count, version, since=since)
+        meta = answer["meta_info"]
+        meta |= {"finish_reason": self._reason(count), "e2e_latency": 0.01}
+        meta["weight_versions"] = self._versions(version, count)
+        if self.aborted and not count:  # aborted in the queue: a shorter record
+            for field in ("prompt_tokens", "cached_tokens", "num_retractions", "output_token_logprobs"):
+                del meta[field]
+        if fault is not None:
+            _damage(meta, fault)
+        return answer
+
+    def part(self, count: int, version: str, *, since: int = 0) -> dict[str, Any]:
+        """The JSON of what a stream says when there are ``count`` tokens; of them only those from ``since`` on."""
         ids = [(sum(self.prompt) + place) % 997 for place in range(count)]
-        triples: list[list[float | int | None]] = [
-            [-0.5 - place % 8 / 8, token, None] for place, token in enumerate(ids)
-        ]
-        if fault is Fault.FEWER_LOG_PROBS:
-            del triples[-1]
-        if fault is Fault.OTHER_TOKEN:
-            triples[-1][1] = 998
-        if fault is Fault.NULL_LOG_PROB:
-            triples[-1][0] = None
-        meta: dict[str, object] = {
-            "id": "0" * 32 if fault is Fault.OTHER_ANSWER else self.rid,
-            "finish_reason": self._reason(count),
+        triples = [[-0.5 - place % 8 / 8, token, None] for place, token in enumerate(ids)]
+        meta = {
+            "id": self.rid,
+            "finish_reason": None,
+            "prompt_tokens": len(self.prompt),
             "completion_tokens": count,
+            "cached_tokens": 0,
+            "num_retractions": 0,
             "weight_version": version,
-            "weight_versions": self._versions(version, count),
-            "e2e_latency": 0.01,
+            "output_token_logprobs": triples[since:],
+            "output_token_logprobs_length": count,
         }
-        if not (self.aborted and not count):  # aborted in the queue: a shorter record
-            meta |= {"prompt_tokens": len(self.prompt), "cached_tokens": 0, "num_retractions": 0}
-            meta["output_token_logprobs"] = triples
-        for lost, field in ((Fault.NO_LOG_PROBS, "output_token_logprobs"), (Fault.NO_FINISH_REASON, "finish_reason")):
-            if fault is lost:
-                meta.pop(field, None)
-        answer = {"text": " ".join(map(str, ids)), "output_ids": ids, "meta_info": meta}
+        words = [f"{token} " for token in ids]
+        answer = {"text": "".join(words[since:]), "output_ids": ids[since:], "meta_info": meta}
         return answer | {"prompt_token_ids": self.prompt} if self.text else answer
 
     def _reason(self, count: int) -> dict[str, object]:
@@ -75,3 +80,21 @@ class Running:
                 spans.append({"version": name, "start": start, "end": stop})
             start = max(start, stop)
         return spans
+
+
+def _damage(meta: dict[str, Any], fault: Fault) -> None:
+    match fault:
+        case Fault.FEWER_LOG_PROBS:
+            del meta["output_token_logprobs"][-1]
+        case Fault.OTHER_TOKEN:
+            meta["output_token_logprobs"][-1][1] = 998
+        case Fault.NULL_LOG_PROB:
+            meta["output_token_logprobs"][-1][0] = None
+        case Fault.NO_LOG_PROBS:
+            del meta["output_token_logprobs"]
+        case Fault.NO_FINISH_REASON:
+            del meta["finish_reason"]
+        case Fault.OTHER_ANSWER:
+            meta["id"] = "0" * 32
+        case _:
+            pass

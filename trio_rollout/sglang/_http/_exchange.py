@@ -1,5 +1,6 @@
 """One request and its answer on one connection. Cancelled while it waits for the answer, it can be read on."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, final
 
 import trio
@@ -76,6 +77,13 @@ class Exchange:
         if not self._closed:
             self._closed = True
             self._pool.give_back(self._connection, reusable=reusable)
+
+    def observe(self, content_type: str, observer: Callable[[bytes], None]) -> None:
+        """Hand the body of a successful answer of this type to ``observer`` as it comes, in place of collecting it.
+
+        Bodies of announced length are collected all the same.
+        """
+        self._reader.observe(content_type.encode("latin-1"), observer)
 
     async def send(self, request: bytes) -> None:
         """Send the request. Waits only while the connection takes no more bytes.

@@ -8,6 +8,7 @@ Invariant: ``done`` only if the answer is whole by its own framing and nothing f
 """
 
 import enum
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final, final
 
@@ -68,7 +69,7 @@ class _State(enum.Enum):
 class _Sink:
     """What the parser tells about one message."""
 
-    __slots__ = ("begun", "chunks", "complete", "headers", "headers_complete")
+    __slots__ = ("begun", "chunks", "complete", "headers", "headers_complete", "on_part")
 
     def __init__(self) -> None:
         self.headers: list[tuple[bytes, bytes]] = []
@@ -76,6 +77,7 @@ class _Sink:
         self.headers_complete = False
         self.complete = False
         self.begun = 0
+        self.on_part: Callable[[bytes], None] | None = None
 
     def on_message_begin(self) -> None:
         self.begun += 1
@@ -88,7 +90,10 @@ class _Sink:
         self.headers_complete = True
 
     def on_body(self, data: bytes) -> None:
-        self.chunks.append(data)
+        if self.on_part is not None:
+            self.on_part(data)
+        else:
+            self.chunks.append(data)
 
     def on_message_complete(self) -> None:
         self.complete = True
@@ -103,6 +108,8 @@ class ResponseReader:
         "_body_size",
         "_got",
         "_keep_alive",
+        "_observed",
+        "_observer",
         "_parser",
         "_pending",
         "_scratch",
@@ -122,23 +129,10 @@ class ResponseReader:
         self._got = 0
         self._body_size = 0
         self._keep_alive = False
+        self._observed = b""
+        self._observer: Callable[[bytes], None] | None = None
         self.started = False
         self.response: Response | None = None
-
-    @property
-    def head_complete(self) -> bool:
-        """Status and headers are known."""
-        return self._state is not _State.HEAD
-
-    @property
-    def status(self) -> int:
-        """The answer's status; only once the head is complete."""
-        return int(self._parser.get_status_code())
-
-    @property
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """The answer's headers; only once the head is complete."""
-        return self._sink.headers
 
     def buffer(self) -> memoryview:
         """Where to put what is received next; never empty."""
@@ -166,11 +160,9 @@ class ResponseReader:
         else:
             self._feed_body(self._scratch[:count])
 
-    def take_body(self) -> bytes:
-        """The body so far, once: for answers that are read while they come. Only for bodies that go through the parser."""
-        data = b"".join(self._sink.chunks)
-        self._sink.chunks.clear()
-        return data
+    def observe(self, content_type: bytes, observer: Callable[[bytes], None]) -> None:
+        """Hand on the body of a 200 answer of this type as it comes, if it has no announced length."""
+        self._observed, self._observer = content_type, observer
 
     def _ended(self) -> None:
         if self._state is _State.UNTIL_EOF:
@@ -198,7 +190,7 @@ class ResponseReader:
             end += len(_BLANK_LINE)
             head, self._pending = self._pending[:end], self._pending[end:]
             self._parse(head)
-            status = self.status
+            status = int(self._parser.get_status_code())
             if status >= HTTPStatus.OK:
                 break
             if status == HTTPStatus.SWITCHING_PROTOCOLS:
@@ -214,6 +206,8 @@ class ResponseReader:
             length = 0
         if length is None:
             self._state = _State.PARSED if chunked else _State.UNTIL_EOF
+            if self._observer is not None and status == HTTPStatus.OK and self._is_observed():
+                self._sink.on_part = self._observer
             if rest:
                 self._feed_body(rest)
         elif len(rest) == length:  # the common small answer: head and body in one piece
@@ -230,6 +224,9 @@ class ResponseReader:
         self._body = memoryview(bytearray(length + 1))
         self._body[: len(rest)] = rest
         self._got = len(rest)
+
+    def _is_observed(self) -> bool:
+        return any(name == b"content-type" and value.startswith(self._observed) for name, value in self._sink.headers)
 
     def _framing(self) -> tuple[int | None, bool]:
         """Announced length, and whether the body is chunked; llhttp has refused contradictions and duplicates."""
@@ -258,7 +255,7 @@ class ResponseReader:
 
     def _feed_body(self, data: bytes | memoryview) -> None:
         self._body_size += len(data)
-        if self._body_size > BODY_LIMIT:
+        if self._sink.on_part is None and self._body_size > BODY_LIMIT:
             raise BadResponse(f"the answer's body is longer than {BODY_LIMIT} bytes")
         self._parse(data)
         if self._sink.begun > 1:
@@ -274,4 +271,4 @@ class ResponseReader:
 
     def _finish(self, body: bytes | memoryview) -> None:
         self._state = _State.DONE
-        self.response = Response(self.status, self._sink.headers, body, self._keep_alive)
+        self.response = Response(int(self._parser.get_status_code()), self._sink.headers, body, self._keep_alive)

@@ -1,5 +1,6 @@
 """What is said to and by SGLang: every JSON field name of its HTTP interface lives in this room, and nowhere else."""
 
+from ._answer import Asked as Asked
 from ._answer import VersionOf as VersionOf
 from ._answer import decode_turn as decode_turn
 from ._control import ABORT as ABORT
@@ -24,5 +25,7 @@ from ._errors import words_of as words_of
 from ._request import GenerateRequest as GenerateRequest
 from ._request import checked_ids as checked_ids
 from ._request import generate_request as generate_request
+from ._stream import StreamDecoder as StreamDecoder
+from ._stream import nothing_moved as nothing_moved
 from ._versions import DEFAULT_VERSION as DEFAULT_VERSION
 from ._versions import number_of as number_of

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
+import attrs
 import msgspec
 import numpy as np
 
@@ -38,6 +39,31 @@ class _Answer(msgspec.Struct, gc=False):
     prompt_token_ids: list[int] | None = None
 
 
+@attrs.define
+class Draft:
+    """What an answer says, decoded and not yet believed."""
+
+    meta: dict[str, Any]
+    text: str
+    output_ids: list[int]
+    log_probs: list["_TokenLogProb"] | None
+    prompt_ids: list[int] | None
+
+    def append(self, later: "Draft") -> None:
+        """Take in the next part of an answer that comes in parts."""
+        self.meta = later.meta
+        self.text += later.text
+        self.output_ids += later.output_ids
+        self.log_probs = (self.log_probs or []) + (later.log_probs or [])
+        self.prompt_ids = self.prompt_ids or later.prompt_ids
+
+    def cut(self, count: int) -> None:
+        """Drop every token behind the first ``count``, from all that is per token."""
+        del self.output_ids[count:]
+        if self.log_probs is not None:
+            del self.log_probs[count:]
+
+
 _decode_answer: Final = msgspec.json.Decoder(_Answer).decode
 _decode_log_probs: Final = msgspec.json.Decoder(list[_TokenLogProb] | None).decode
 _decode_any: Final = msgspec.json.Decoder().decode
@@ -66,19 +92,38 @@ def _stop_of(meta: Mapping[str, Any], attempted: str) -> Stop:
     return stop
 
 
-def _log_probs(raw: msgspec.Raw | None, *, aborted: bool, attempted: str) -> tuple[list[int], FloatArray]:
-    triples = None if raw is None else _decode_log_probs(raw)
-    if triples is None:
+def decode_draft(body: bytes | memoryview) -> Draft:
+    """Decode an answer, or a part of one.
+
+    Raises:
+      msgspec.DecodeError: it is none.
+
+    """
+    answer = _decode_answer(body)
+    raw = answer.meta_info.pop(_LOG_PROBS, None)
+    log_probs = None if raw is None else _decode_log_probs(raw)
+    ids = answer.output_ids
+    return Draft(
+        meta={name: _decode_any(value) for name, value in answer.meta_info.items()},
+        text=answer.text or "",
+        output_ids=ids if ids is not None else [entry.token for entry in log_probs or ()],
+        log_probs=log_probs,
+        prompt_ids=answer.prompt_token_ids,
+    )
+
+
+def _log_probs(entries: list[_TokenLogProb] | None, *, aborted: bool, attempted: str) -> tuple[list[int], FloatArray]:
+    if entries is None:
         if aborted:  # aborted in the queue: nothing was sampled
             return [], np.empty(0, np.float32)
         raise ServerError(
             f"{attempted}: meta_info.{_LOG_PROBS} is missing although return_logprob was asked for; "
             "the server's configuration or a proxy drops it"
         )
-    values = [triple.log_prob for triple in triples]
+    values = [entry.log_prob for entry in entries]
     if None in values:
         raise ServerError(f"{attempted}: meta_info.{_LOG_PROBS}[{values.index(None)}] has no log-prob")
-    return [triple.token for triple in triples], np.array(values, np.float32)
+    return [entry.token for entry in entries], np.array(values, np.float32)
 
 
 def _check_tokens(output_ids: IdArray, tokens: list[int], log_probs: FloatArray, attempted: str) -> None:
@@ -127,9 +172,23 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def decode_turn(
-    body: bytes | memoryview, *, attempted: str, rid: str, request: GenerateRequest, version_of: VersionOf
-) -> Turn:
+@attrs.frozen(kw_only=True)
+class Asked:
+    """What was asked, and how to read the answer. ``attempted`` begins the message of every error."""
+
+    attempted: str
+    rid: str
+    request: GenerateRequest
+    version_of: VersionOf
+
+
+def damaged(asked: Asked, error: msgspec.DecodeError, body: bytes | memoryview) -> ServerError:
+    """The exception for an answer that can't be decoded."""
+    start = bytes(body[:80])
+    return ServerError(f"{asked.attempted}: answered 200 with what is no answer: {error}; it begins {start!r}")
+
+
+def decode_turn(body: bytes | memoryview, asked: Asked) -> Turn:
     """The Turn of a /generate answer with status 200.
 
     Raises:
@@ -138,26 +197,29 @@ def decode_turn(
 
     """
     try:
-        answer = _decode_answer(body)
-        raw_log_probs = answer.meta_info.pop(_LOG_PROBS, None)
-        meta: dict[str, Any] = {name: _decode_any(value) for name, value in answer.meta_info.items()}
-        stop = _stop_of(meta, attempted)
-        tokens, log_probs = _log_probs(raw_log_probs, aborted=stop is Stop.ABORT, attempted=attempted)
+        draft = decode_draft(body)
     except msgspec.DecodeError as error:  # ValidationError is one of them
-        start = bytes(body[:80])
-        raise ServerError(f"{attempted}: answered 200 with what is no answer: {error}; it begins {start!r}") from error
-    output_ids = _ids(tokens if answer.output_ids is None else answer.output_ids, "output_ids", attempted)
+        raise damaged(asked, error, body) from error
+    return turn_of(draft, asked)
+
+
+def turn_of(draft: Draft, asked: Asked) -> Turn:
+    """The Turn of a decoded answer, once it has passed every check; raises as ``decode_turn`` does."""
+    attempted, meta = asked.attempted, draft.meta
+    stop = _stop_of(meta, attempted)
+    tokens, log_probs = _log_probs(draft.log_probs, aborted=stop is Stop.ABORT, attempted=attempted)
+    output_ids = _ids(draft.output_ids, "output_ids", attempted)
     _check_tokens(output_ids, tokens, log_probs, attempted)
-    _check_record(meta, rid, len(output_ids), stop, attempted)
-    spans = _spans(meta, len(output_ids), version_of, attempted)
+    _check_record(meta, asked.rid, len(output_ids), stop, attempted)
+    spans = _spans(meta, len(output_ids), asked.version_of, attempted)
     return Turn(
-        rid=rid,
-        prompt_ids=_prompt_ids(answer, request, stop, attempted),
+        rid=asked.rid,
+        prompt_ids=_prompt_ids(draft, asked.request, stop, attempted),
         output_ids=output_ids,
         log_probs=log_probs,
-        text=answer.text or "",
+        text=draft.text,
         stop=stop,
-        weight_version=spans[-1].version if spans else version_of(meta.get("weight_version")),
+        weight_version=spans[-1].version if spans else asked.version_of(meta.get("weight_version")),
         versions=spans,
         cached_tokens=int(_number(meta.get("cached_tokens")) or 0),
         queue_s=_number(meta.get("queue_time")),
@@ -166,11 +228,11 @@ def decode_turn(
     )
 
 
-def _prompt_ids(answer: _Answer, request: GenerateRequest, stop: Stop, attempted: str) -> IdArray:
+def _prompt_ids(draft: Draft, request: GenerateRequest, stop: Stop, attempted: str) -> IdArray:
     if request.prompt_ids is not None:
         return request.prompt_ids
-    if answer.prompt_token_ids is not None:
-        return _ids(answer.prompt_token_ids, "prompt_token_ids", attempted)
+    if draft.prompt_ids is not None:
+        return _ids(draft.prompt_ids, "prompt_token_ids", attempted)
     if stop is Stop.ABORT:  # aborted before the text became ids
         return _ids([], "prompt_token_ids", attempted)
     raise ServerError(
