@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from trio_rollout import Cause, Status, Stop
+from trio_rollout import Cause, Retry, Status, Stop
 from trio_rollout.errors import EndOfData, EngineClosed, RolloutError
 from trio_rollout.testing import HANG, Fail, FakeServers, Say
 
@@ -207,3 +207,26 @@ async def test_cancelled_from_outside_the_engine_leaves_nothing_running():
     assert scope.cancelled_caught
     assert servers.running == 0
     assert w.engine.statistics().returned == w.engine.statistics().pulled
+
+
+async def test_a_requeued_group_waits_behind_what_was_waiting_and_before_what_was_never_pulled():
+    """F035: cancelled work does not go straight back into the slot it freed."""
+    order = []
+
+    def plan(number, prompt):
+        order.append(f"p{prompt[2] - 3}")
+        return Fail(ValueError("once")) if number == 0 else Say()
+
+    async with world(8, plan=plan, samples_per_prompt=1, max_running=1, retry=Retry(backoff_base=0.0)) as w:
+        await take_all(w.engine, 1)
+
+    assert order[0] == "p0"
+    assert 2 <= order.index("p0", 1) <= 3  # behind the one prompt that was pulled ahead, before p3
+
+
+async def test_each_finished_rollout_frees_its_slot_at_once():
+    """The long rollout of the first group does not keep the slot of its short sibling."""
+    async with world(3, plan=lambda n, _: Say(seconds=100 if n == 0 else 1), max_running=3) as w:
+        await trio.sleep(1.5)
+        assert w.engine.statistics().running == 2
+        assert w.servers.calls == 4
