@@ -163,6 +163,39 @@ async def test_a_small_context_refuses_what_does_not_fit(open_client):
     assert len(open_end["output_ids"]) == 7
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"input_ids": PROMPT, "sampling_params": {"stop_regex": "("}}, "invalid stop_regex '('"),
+        ({"input_ids": PROMPT, "sampling_params": {"json_schema": "{}"}}, "--grammar-backend none"),
+        (
+            {"input_ids": PROMPT, "sampling_params": {"logit_bias": {"4096": 1.0}}},
+            "logit_bias must has keys in [0, 1023]",
+        ),
+        (
+            {"input_ids": PROMPT, "sampling_params": {"min_new_tokens": 9, "max_new_tokens": 3}},
+            "min_new_tokens must be in",
+        ),
+        (
+            {"input_ids": PROMPT, "return_logprob": True, "logprob_start_len": 9},
+            "higher than the number of input tokens",
+        ),
+        ({"input_ids": PROMPT, "return_logprob": True, "token_ids_logprob": [5000]}, "token_ids_logprob must lie in"),
+        ({"input_ids": PROMPT, "return_hidden_states": True}, "not configured to return hidden states"),
+        ({"input_ids": [PROMPT, PROMPT], "rid": ["one"]}, "rids length 1 mismatch"),
+        ({"input_ids": [PROMPT, PROMPT], "return_logprob": [True]}, "must be equal to the batch size"),
+        ({"input_ids": [PROMPT, PROMPT], "rid": ["same", "same"]}, "Duplicate request ID"),
+        ({"text": []}, "text cannot be empty"),
+        ({"text": ""}, "no tokens"),
+    ],
+)
+async def test_what_cannot_be_served_is_refused_in_words(client: Client, body, words):
+    answer = await client.call("/generate", body)
+
+    assert answer.status == 400
+    assert words in answer.json["error"]["message"]
+
+
 @pytest.mark.parametrize("settings", [{"weights": "none.npz"}, {"script": "none.toml"}])
 async def test_files_that_cannot_be_read_are_named(open_client, settings):
     with pytest.raises(SettingsError, match=r"TinySettings\.\w+: cannot use none"):

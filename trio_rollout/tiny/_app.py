@@ -86,6 +86,8 @@ class App:
         except (ClientGone, trio.BrokenResourceError, trio.ClosedResourceError):
             raise
         except Exception:
+            if connection.in_stream:
+                raise
             _LOGGER.exception("%s %s failed", request.method, request.path)
             await connection.reply(500, b"Internal Server Error", _TEXT)
 

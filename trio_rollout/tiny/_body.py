@@ -1,7 +1,7 @@
 """The JSON body of ``/generate``, decoded: names and types as in SGLang's contract, nothing checked beyond them."""
 
 import re
-from typing import Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -64,8 +64,9 @@ class GenerateBody(msgspec.Struct, kw_only=True, gc=False):
 
 
 _DECODER = msgspec.json.Decoder(GenerateBody)
-_FLAT = msgspec.json.Decoder(list[int])
-_NESTED = msgspec.json.Decoder(list[list[int]])
+_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_FLAT = msgspec.json.Decoder(list[_Int64])
+_NESTED = msgspec.json.Decoder(list[list[_Int64]])
 # What pydantic would turn into the right type passes SGLang's first check and fails its second, which has another shape.
 _SECOND_CHECK = re.compile(r"`\$\.sampling_params[.\[]|Expected `bool[^`]*`, got `int`")
 _UNKNOWN = re.compile(r"unknown field `(?P<name>[^`]*)`")

@@ -141,6 +141,11 @@ class Connection:
             if self._streaming is not None:
                 self._streaming.cancel("the client closed its connection")
 
+    @property
+    def in_stream(self) -> bool:
+        """Whether the answer is a stream that has begun and not ended: no other answer can be given any more."""
+        return self._streaming is not None
+
     async def reply(self, status: int, body: bytes = b"", content_type: bytes = _JSON) -> None:
         """Answer with a whole body."""
         head = b"HTTP/1.1 %d %s\r\ncontent-length: %d\r\ncontent-type: %s\r\n\r\n" % (

@@ -1,6 +1,7 @@
 """Sampling parameters, checked and normalised as SGLang does it."""
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,8 +37,6 @@ def checked(body: SamplingBody, *, vocab: int, eos_id: int | None, room: int) ->
     if temperature < _GREEDY_BELOW:
         temperature, top_k = 1.0, 1
     stops = {*(body.stop_token_ids or ()), *(() if eos_id is None else (eos_id,))}
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    patterns = [body.stop_regex] if isinstance(body.stop_regex, str) else body.stop_regex or []
     return Sampling(
         max_new_tokens=_or(body.max_new_tokens, room),
         temperature=temperature,
@@ -51,13 +50,17 @@ def checked(body: SamplingBody, *, vocab: int, eos_id: int | None, room: int) ->
             min_new_tokens=_or(body.min_new_tokens, 0),
             logit_bias={int(token): bias for token, bias in body.logit_bias.items()},
         ),
-        stop=tuple(one for one in stop if one),
-        stop_regex=tuple(patterns),
+        stop=tuple(one for one in _list(body.stop) if one),
+        stop_regex=tuple(_list(body.stop_regex)),
         stop_ids=frozenset() if body.ignore_eos else frozenset(stops),
         skip_special_tokens=body.skip_special_tokens is not False,
         no_stop_trim=bool(body.no_stop_trim),
         seed=body.sampling_seed,
     )
+
+
+def _list(value: str | list[str] | None) -> list[str]:
+    return [value] if isinstance(value, str) else value or []
 
 
 def _or(value: Any, default: Any) -> Any:
@@ -76,6 +79,11 @@ def _complaints(body: SamplingBody, vocab: int) -> Iterator[str]:
     for token in body.logit_bias:
         if not token.isdigit() or int(token) >= vocab:
             yield f"logit_bias must has keys in [0, {vocab - 1}], got {token}."
+    for pattern in _list(body.stop_regex):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            yield f"invalid stop_regex {pattern!r}: {error}"
     if body.json_schema or body.regex or body.ebnf or body.structural_tag:
         yield (
             "Grammar-based generation (json_schema, regex, ebnf, structural_tag) is not supported when the server is "
