@@ -14,7 +14,9 @@ from .values import Segment, Turn, VersionSpan
 
 
 @attrs.define(eq=False)
-class _Row:
+class Row:
+    """One training row as it grows: context and answers in turn."""
+
     prompt: np.ndarray
     tokens: list[np.ndarray]
     masks: list[np.ndarray]
@@ -24,28 +26,41 @@ class _Row:
     text: str = ""
 
     @classmethod
-    def begin(cls, turn: Turn) -> "_Row":
+    def begin(cls, turn: Turn, *, trained: bool = True) -> "Row":
+        """A row that begins with this turn."""
         row = cls(prompt=turn.prompt_ids, tokens=[], masks=[], log_probs=[], versions=[])
-        row.answer(turn)
+        row.answer(turn, trained=trained)
         return row
 
-    def answer(self, turn: Turn) -> None:
+    def extend(self, turn: Turn, *, trained: bool = True) -> None:
+        """Go on with a turn whose prompt continues this row."""
+        self.context(turn.prompt_ids[len(self.prompt) + self.length :])
+        self.answer(turn, trained=trained)
+
+    def answer(self, turn: Turn, *, trained: bool = True) -> None:
+        """Append what was sampled; not ``trained``: as context, because another row trains it."""
+        self.text = turn.text
+        if not trained:
+            self.context(turn.output_ids)
+            return
         size = len(turn.output_ids)
         for start, stop, version in turn.versions:
             self._add_span(self.length + start, self.length + stop, version)
         self._append(turn.output_ids, np.ones(size, np.uint8), turn.log_probs)
-        self.text = turn.text
 
     def context(self, ids: np.ndarray) -> None:
+        """Append what was not sampled, or is not to be trained."""
         self._append(ids, np.zeros(len(ids), np.uint8), np.zeros(len(ids), np.float32))
 
     def continues_with(self, prompt_ids: np.ndarray) -> bool:
+        """Whether these ids begin with everything in this row."""
         so_far = len(self.prompt) + self.length
         return len(prompt_ids) >= so_far and np.array_equal(
             prompt_ids[:so_far], np.concatenate([self.prompt, *self.tokens])
         )
 
     def segment(self) -> Segment:
+        """The row as a value."""
         return Segment(
             tokens=np.concatenate([self.prompt, *self.tokens]),
             response_length=self.length,
@@ -70,14 +85,12 @@ class _Row:
 
 def segments_of(turns: Sequence[Turn]) -> tuple[Segment, ...]:
     """The training rows of a rollout's turns, in order."""
-    rows: list[_Row] = []
+    rows: list[Row] = []
     for turn in turns:
         if rows and rows[-1].continues_with(turn.prompt_ids):
-            row = rows[-1]
-            row.context(turn.prompt_ids[len(row.prompt) + row.length :])
-            row.answer(turn)
+            rows[-1].extend(turn)
         else:
-            rows.append(_Row.begin(turn))
+            rows.append(Row.begin(turn))
     return tuple(row.segment() for row in rows)
 
 

@@ -1,0 +1,171 @@
+"""A conversation as a tree of token ids: what an agent's requests extend, fork and roll back.
+
+A node is one answer as the server gave it: prompt ids, output ids, log-probs. A node's parent is the deepest answer that
+its prompt begins with, token for token, so the tree needs no names for sub-agents or compacted contexts: what continues is
+a longer path, what does not is another branch. Rules, each with a test:
+
+1. A recorded id never changes. A prompt that continues an answer is that answer's ids and new ones behind them.
+2. Every answer is trained in exactly one row: the oldest one that it stands in. Elsewhere it is context.
+3. Where a text becomes other ids than were sampled (drift), the recorded ids are used, or a new branch begins; the
+   placement says which.
+"""
+
+import enum
+from collections.abc import Sequence
+from typing import Any, final
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from .arrays import IdArray, id_array
+from .segments import Row
+from .values import Segment, Turn
+
+
+class Drift(enum.Enum):
+    """How a prompt's text and the recorded ids of its history agree."""
+
+    NONE = "none"
+    """The text becomes just the ids that were recorded, or there is no history."""
+    REUSED = "reused"
+    """The text of the last answer would become other ids; the recorded ones are used."""
+    FORKED = "forked"
+    """The history was rewritten, so the text's own ids are used: a new branch."""
+
+
+@final
+@attrs.frozen(eq=False, repr=False)
+class Node:
+    """One recorded answer."""
+
+    turn: Turn
+    parent: "Node | None"
+    number: int
+
+    @property
+    def size(self) -> int:
+        """How many ids prompt and answer have together."""
+        return len(self.turn.prompt_ids) + len(self.turn.output_ids)
+
+    @property
+    def tokens(self) -> IdArray:
+        """The ids of prompt and answer."""
+        return np.concatenate([self.turn.prompt_ids, self.turn.output_ids])
+
+    def begins(self, ids: IdArray) -> bool:
+        """Whether ``ids`` begin with this node's prompt and answer."""
+        asked = len(self.turn.prompt_ids)
+        return (
+            len(ids) >= self.size
+            and np.array_equal(ids[asked : self.size], self.turn.output_ids)
+            and np.array_equal(ids[:asked], self.turn.prompt_ids)
+        )
+
+    def __repr__(self) -> str:
+        above = "root" if self.parent is None else f"below {self.parent.number}"
+        return f"<Node {self.number}, {above}, {len(self.turn.prompt_ids)}+{len(self.turn.output_ids)} ids>"
+
+
+@attrs.frozen(kw_only=True)
+class Placement:
+    """The ids to send for a prompt, and what had to be done to get them."""
+
+    prompt_ids: IdArray = attrs.field(converter=id_array, eq=attrs.cmp_using(eq=np.array_equal))
+    drift: Drift
+
+
+def continue_from(node: Node, suffix: Sequence[int], *, retokenized: Sequence[int]) -> Placement:
+    """The prompt that goes on behind a recorded answer with ``suffix``.
+
+    ``retokenized`` are the ids that the text of the answer and the suffix becomes by itself: only compared, never used.
+    """
+    behind = np.concatenate([node.turn.output_ids, np.asarray(suffix, np.int32)])
+    same = np.array_equal(behind, np.asarray(retokenized, np.int32))
+    prompt = np.concatenate([node.tokens, np.asarray(suffix, np.int32)])
+    return Placement(prompt_ids=prompt, drift=Drift.NONE if same else Drift.REUSED)
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class TokenTree:
+    """The recorded answers of one session."""
+
+    _nodes: dict[int, Node] = attrs.field(factory=dict, init=False)
+    _added: int = attrs.field(default=0, init=False)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __repr__(self) -> str:
+        return f"<TokenTree {len(self._nodes)} answers, {len(self.leaves())} branches>"
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """Every answer, in the order they were added."""
+        return tuple(self._nodes.values())
+
+    def parent_of(self, prompt_ids: Sequence[int] | npt.NDArray[Any]) -> Node | None:
+        """The deepest answer that these ids begin with; of equals the newest."""
+        ids = id_array(prompt_ids)
+        best: Node | None = None
+        for node in self._nodes.values():
+            if (best is None or node.size >= best.size) and node.begins(ids):
+                best = node
+        return best
+
+    def add(self, turn: Turn) -> Node:
+        """Record an answer.
+
+        Raises:
+          ValueError: it has no tokens, so there is nothing to train.
+
+        """
+        if not len(turn.output_ids):
+            raise ValueError(f"turn {turn.rid}: an answer without tokens can't be recorded")
+        node = Node(turn, self.parent_of(turn.prompt_ids), self._added)
+        self._added += 1
+        self._nodes[node.number] = node
+        return node
+
+    def remove(self, node: Node) -> None:
+        """Forget an answer that nobody got.
+
+        Raises:
+          ValueError: another answer continues it, or it is not in the tree.
+
+        """
+        if self._nodes.get(node.number) is not node:
+            raise ValueError(f"{node!r} is not in the tree")
+        if self.is_continued(node):
+            raise ValueError(f"{node!r} is continued by another answer")
+        del self._nodes[node.number]
+
+    def is_continued(self, node: Node) -> bool:
+        """Whether another answer goes on from this one."""
+        return any(other.parent is node for other in self._nodes.values())
+
+    def leaves(self) -> Sequence[Node]:
+        """The answers that nothing continues, in the order they were added: one for each branch."""
+        inner = {id(node.parent) for node in self._nodes.values()}
+        return tuple(node for node in self._nodes.values() if id(node) not in inner)
+
+    def segments(self) -> tuple[Segment, ...]:
+        """One training row a branch; each answer is trained in the first row that it stands in."""
+        trained: set[int] = set()
+        rows: list[Segment] = []
+        for leaf in self.leaves():
+            path = _path_to(leaf)
+            row = Row.begin(path[0].turn, trained=path[0].number not in trained)
+            for node in path[1:]:
+                row.extend(node.turn, trained=node.number not in trained)
+            trained.update(node.number for node in path)
+            rows.append(row.segment())
+        return tuple(rows)
+
+
+def _path_to(leaf: Node) -> Sequence[Node]:
+    path = [leaf]
+    while path[-1].parent is not None:
+        path.append(path[-1].parent)
+    return path[::-1]
