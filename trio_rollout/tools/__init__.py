@@ -6,11 +6,38 @@ command, the *yield* of a session, an *interrupt*, and a *denial*.
 
 from .._core.enums import Leftovers
 from ._capture import Captured, CapturePolicy, run_captured
+from ._child import ExitStatus
+from ._command import MINIMAL_ENVIRONMENT, Command
+from ._denial import DenialHandle
 from ._dispatch import ToolRuntime
 from ._errors import CommandSignalled, CommandTimeout, SpawnError, SupervisorLost
+from ._exec_tools import ExecCommandTool, ShellTool, WriteStdinTool
 from ._expiration import StopKind
 from ._limits import ExecLimits, OnTurnCancel
+from ._local_sandbox import LocalSandboxes
+from ._pause import PauseState
 from ._rollout_tools import RolloutTools, open_rollout_tools
+from ._sandbox import Sandbox, open_sandbox
+from ._sandbox_provider import NeverRan, SandboxBackend, SandboxCounts, SandboxProvider, SandboxSettings, SandboxSpec
+from ._session_values import (
+    CommandBegin,
+    CommandEnd,
+    CreateProcessError,
+    ExecError,
+    ExecOutput,
+    ExecSessionsClosed,
+    ExecStatistics,
+    OutputDelta,
+    ProcessFailed,
+    ProcessInfo,
+    SessionEvent,
+    SessionListener,
+    StdinClosed,
+    TerminalInteraction,
+    UnknownProcessId,
+    WriteToStdinError,
+)
+from ._sessions import ExecSessions, open_exec_sessions
 from ._tool import (
     Block,
     Continue,
@@ -44,6 +71,7 @@ from ._tool_values import (
 from ._turn import TurnCancellation
 
 __all__ = [
+    "MINIMAL_ENVIRONMENT",
     "Aborted",
     "AbortedOutput",
     "Block",
@@ -51,11 +79,23 @@ __all__ = [
     "CallTiming",
     "CapturePolicy",
     "Captured",
+    "Command",
+    "CommandBegin",
+    "CommandEnd",
     "CommandSignalled",
     "CommandTimeout",
     "Completed",
     "Continue",
+    "CreateProcessError",
+    "DenialHandle",
+    "ExecCommandTool",
+    "ExecError",
     "ExecLimits",
+    "ExecOutput",
+    "ExecSessions",
+    "ExecSessionsClosed",
+    "ExecStatistics",
+    "ExitStatus",
     "Failed",
     "FatalToolError",
     "Feedback",
@@ -65,15 +105,32 @@ __all__ = [
     "Leftovers",
     "LifecycleEvent",
     "LifecycleListener",
+    "LocalSandboxes",
+    "NeverRan",
     "OnTurnCancel",
     "Outcome",
+    "OutputDelta",
+    "PauseState",
+    "ProcessFailed",
+    "ProcessInfo",
     "RespondToModel",
     "Rewrite",
     "RolloutTools",
+    "Sandbox",
+    "SandboxBackend",
+    "SandboxCounts",
+    "SandboxProvider",
+    "SandboxSettings",
+    "SandboxSpec",
+    "SessionEvent",
+    "SessionListener",
+    "ShellTool",
     "Source",
     "SpawnError",
+    "StdinClosed",
     "StopKind",
     "SupervisorLost",
+    "TerminalInteraction",
     "Tool",
     "ToolCall",
     "ToolName",
@@ -82,7 +139,12 @@ __all__ = [
     "ToolResult",
     "ToolRuntime",
     "TurnCancellation",
+    "UnknownProcessId",
+    "WriteStdinTool",
+    "WriteToStdinError",
     "abort_text",
+    "open_exec_sessions",
     "open_rollout_tools",
+    "open_sandbox",
     "run_captured",
 ]

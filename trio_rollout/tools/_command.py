@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import attrs
 
@@ -75,3 +75,20 @@ class Command:
     tty: tuple[int, int] | None = None
     merge_stderr: bool = False
     rlimits: tuple[tuple[int, int, int], ...] = ()
+
+
+class MakeCommand(Protocol):
+    """Makes a command from what a call says: where it runs and in which environment, if the call doesn't say."""
+
+    def __call__(
+        self, argv: Argv, *, cwd: str | None, env: Mapping[str, str] | None, tty: tuple[int, int] | None = None
+    ) -> Command:
+        """The command."""
+        ...
+
+
+def plain_command(
+    argv: Argv, *, cwd: str | None, env: Mapping[str, str] | None, tty: tuple[int, int] | None = None
+) -> Command:
+    """A command with nothing added to what the call says."""
+    return Command(argv=argv, cwd=cwd, env=env, tty=tty)

@@ -9,7 +9,7 @@ Invariant 2: between claiming the outcome and leaving with the result nothing ca
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias, final
 
 import attrs
@@ -51,6 +51,11 @@ from ._tool_values import (
 from ._turn import TurnCancellation
 
 _log = logging.getLogger("trio_rollout.tools")
+
+
+def _in_order(listeners: Iterable[LifecycleListener]) -> tuple[LifecycleListener, ...]:
+    return tuple(listeners)
+
 
 OnTiming: TypeAlias = Callable[[ToolCall, CallTiming], None]
 
@@ -105,7 +110,7 @@ class ToolRuntime:
     """
 
     _registry: ToolRegistry = attrs.field(converter=as_registry)
-    _listeners: tuple[LifecycleListener, ...] = attrs.field(default=(), converter=tuple, kw_only=True)
+    _listeners: tuple[LifecycleListener, ...] = attrs.field(default=(), converter=_in_order, kw_only=True)
     _hooks: Hooks | None = attrs.field(default=None, kw_only=True)
     _teardown_timeout: float = attrs.field(default=5.0, kw_only=True)
     _on_timing: OnTiming | None = attrs.field(default=None, kw_only=True)

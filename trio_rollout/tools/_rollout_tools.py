@@ -5,8 +5,8 @@ remains of the rollout's own time, less a margin in which its result still count
 """
 
 import math
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from os import PathLike
 from typing import final
 
@@ -15,11 +15,20 @@ import trio
 
 from .._core.enums import Leftovers
 from .._core.settings import Deadlines
+from .._ports import Ports
 from ._capture import Captured, CapturePlan, CapturePolicy, OnChunk, capture, checked
 from ._command import Argv, Command
+from ._dispatch import OnTiming, ToolRuntime
 from ._expiration import Expiration, as_events
 from ._limits import ExecLimits
+from ._local_sandbox import LocalSandboxes
+from ._pause import PauseState
+from ._sandbox import Sandbox, open_sandbox
+from ._sandbox_provider import SandboxProvider, SandboxSettings
+from ._session_values import OutputDelta, SessionEvent, SessionListener
+from ._sessions import ExecSessions, open_exec_sessions
 from ._supervisor import Supervisor, open_supervisor
+from ._tool import Hooks, LifecycleListener, Tool, ToolRegistry, as_registry
 
 # What a tool leaves of the rollout's time, so that its result can still become a turn: a tenth, but no more than this.
 _MARGIN_S = 1.0
@@ -48,6 +57,7 @@ class RolloutTools:
     _deadline: float
     _limits: ExecLimits
     _on_output: Callable[[], None] | None
+    _ports: Ports
 
     def budget(self, asked: float | None = None) -> float | None:
         """Seconds that a tool started now may take; None without any limit."""
@@ -90,6 +100,65 @@ class RolloutTools:
         result = await capture(self._supervisor.spawn, command, plan)
         return checked(result, command) if check else result
 
+    def open_sessions(
+        self, *, pause: PauseState | None = None, listeners: Sequence[SessionListener] = (), drain_timeout: float = 5.0
+    ) -> AbstractAsyncContextManager[ExecSessions]:
+        """Exec sessions inside this rollout: ``async with rollout.tools.open_sessions() as sessions``.
+
+        A session dies with the call that is cancelled, unless the limits say otherwise, and with the block in any case.
+        """
+        return open_exec_sessions(
+            self._supervisor.spawn,
+            limits=self._limits,
+            pause=pause,
+            listeners=(*listeners, self._session_progress),
+            ports=self._ports,
+            drain_timeout=drain_timeout,
+        )
+
+    def open_sandbox(
+        self,
+        provider: SandboxProvider | None = None,
+        *,
+        label: str = "rollout",
+        env: Mapping[str, str] | None = None,
+        settings: SandboxSettings | None = None,
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """A sandbox for this rollout: a local one, unless there is a provider of others.
+
+        Times nest as for commands: its lifetime and each command's limit follow from what remains of the rollout.
+        """
+        return open_sandbox(
+            provider if provider is not None else LocalSandboxes(limits=self._limits),
+            label=label,
+            budget=self.budget,
+            settings=settings,
+            limits=self._limits,
+            ports=self._ports,
+            env=env,
+        )
+
+    def runtime(
+        self,
+        tools: ToolRegistry | Iterable[Tool],
+        *,
+        listeners: Sequence[LifecycleListener] = (),
+        hooks: Hooks | None = None,
+        on_timing: OnTiming | None = None,
+    ) -> ToolRuntime:
+        """Dispatch for one sampling step's calls of these tools."""
+        return ToolRuntime(
+            as_registry(tools),
+            listeners=listeners,
+            hooks=hooks,
+            teardown_timeout=self._limits.teardown,
+            on_timing=on_timing,
+        )
+
+    def _session_progress(self, event: SessionEvent) -> None:
+        if self._on_output is not None and isinstance(event, OutputDelta):
+            self._on_output()
+
     def _watched(self, on_chunk: OnChunk | None) -> OnChunk | None:
         """Output is progress: the rollout is told of it, then the caller."""
         on_output = self._on_output
@@ -111,6 +180,7 @@ async def open_rollout_tools(
     deadlines: Deadlines | None = None,
     limits: ExecLimits | None = None,
     on_output: Callable[[], None] | None = None,
+    ports: Ports | None = None,
 ) -> AsyncGenerator[RolloutTools]:
     """Give one rollout its tools for the length of a block.
 
@@ -120,4 +190,4 @@ async def open_rollout_tools(
     """
     limits = limits or ExecLimits()
     async with open_supervisor(limits) as supervisor:
-        yield RolloutTools(supervisor, deadlines or Deadlines(), deadline, limits, on_output)
+        yield RolloutTools(supervisor, deadlines or Deadlines(), deadline, limits, on_output, ports or Ports())

@@ -7,7 +7,7 @@ cancelled call means for its process is ``limits.on_turn_cancel``.
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from os import PathLike
+from os import PathLike, fspath
 from typing import final
 
 import attrs
@@ -17,7 +17,7 @@ from .._ports import Ports
 from .._service import open_service
 from ._child import Spawn
 from ._collect import collect, exec_yield, poll_yield, write_yield
-from ._command import Argv, Command
+from ._command import Argv, Command, MakeCommand, plain_command
 from ._denial import DenialHandle
 from ._limits import ExecLimits
 from ._pause import PauseState
@@ -37,6 +37,7 @@ class ExecSessions:
     """Long-lived processes by id. Made by ``open_exec_sessions``."""
 
     _host: SessionHost
+    _make: MakeCommand
 
     def __repr__(self) -> str:
         counts = self.statistics()
@@ -197,7 +198,8 @@ class ExecSessions:
         self, argv: Argv, cwd: str | PathLike[str] | None, env: Mapping[str, str] | None, *, tty: bool
     ) -> Command:
         size = (self._host.limits.pty_rows, self._host.limits.pty_cols) if tty else None
-        return Command(argv=argv, cwd=cwd, env=env, tty=size, merge_stderr=True)
+        command = self._make(argv, cwd=None if cwd is None else fspath(cwd), env=env, tty=size)
+        return attrs.evolve(command, merge_stderr=True)
 
     async def _interact(self, session: Session, data: str, wait: float, tokens: int | None) -> ExecOutput:
         host = self._host
@@ -214,6 +216,7 @@ class ExecSessions:
 async def open_exec_sessions(
     spawn: Spawn | None = None,
     *,
+    command: MakeCommand = plain_command,
     limits: ExecLimits | None = None,
     pause: PauseState | None = None,
     listeners: tuple[SessionListener, ...] = (),
@@ -223,7 +226,8 @@ async def open_exec_sessions(
 ) -> AsyncGenerator[ExecSessions]:
     """Own exec sessions for the length of a block. Use ``rollout.tools.open_sessions()`` inside a rollout.
 
-    Without ``spawn`` the sessions have a supervisor of their own. Leaving blocks: calls under way in other tasks get
+    Without ``spawn`` the sessions have a supervisor of their own; ``command`` makes what it is given from the arguments
+    of a call. Leaving blocks: calls under way in other tasks get
     ``drain_timeout`` (none, if the block failed or was cancelled), then every process is killed and reaped, shielded,
     within ``limits.teardown``.
     """
@@ -239,4 +243,4 @@ async def open_exec_sessions(
             await host.leave(0.0 if error is not None else drain_timeout)
 
         async with open_service(host.serve, leave):
-            yield ExecSessions(host)
+            yield ExecSessions(host, command)

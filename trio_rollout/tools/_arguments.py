@@ -1,0 +1,66 @@
+"""What the ready-made tools take: a model's arguments, checked. What is wrong with them is told to the model."""
+
+from typing import TypeVar
+
+import msgspec
+
+from ._tool import Invocation, RespondToModel
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class CommandArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run: ``argv``, a list of words, or ``cmd``, a line for the shell that the tool was given."""
+
+    argv: list[str] | None = None
+    cmd: str | None = None
+    workdir: str | None = None
+
+    def words(self, shell: tuple[str, ...] | None) -> list[str]:
+        """The command as words.
+
+        Raises:
+          RespondToModel: there is none, or it is a line and there is no shell.
+
+        """
+        if self.argv:
+            return self.argv
+        if self.cmd is None or shell is None:
+            raise RespondToModel("the command is missing: " + ("argv" if shell is None else "argv or cmd"))
+        return [*shell, self.cmd]
+
+
+class ShellArguments(CommandArguments, frozen=True, kw_only=True):
+    """Of ``shell``."""
+
+    timeout_ms: float | None = None
+
+
+class ExecArguments(CommandArguments, frozen=True, kw_only=True):
+    """Of ``exec_command``."""
+
+    tty: bool = False
+    yield_time_ms: float = 10_000
+    max_output_tokens: int | None = None
+
+
+class StdinArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """Of ``write_stdin``."""
+
+    session_id: int
+    chars: str = ""
+    yield_time_ms: float = 250
+    max_output_tokens: int | None = None
+
+
+def arguments_of(invocation: Invocation, kind: type[T]) -> T:
+    """The call's arguments as ``kind``; names that it does not know are left out.
+
+    Raises:
+      RespondToModel: one is missing, or of another type.
+
+    """
+    try:
+        return msgspec.convert(invocation.arguments(), kind)
+    except msgspec.ValidationError as error:
+        raise RespondToModel(f"{invocation.call.name}: {error}") from error

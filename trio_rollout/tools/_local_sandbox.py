@@ -1,0 +1,190 @@
+"""Sandboxes on this machine: a directory, a minimal environment, resource limits, and a supervisor each.
+
+It keeps honest programs apart and ends everything they start. It is **no security boundary**: commands run as the user
+that runs the engine and can read what that user can. Use a provider with containers against a policy that may be hostile.
+
+A directory belongs to the process that holds the lock on its owner file, so a sweep removes exactly what died with its host.
+"""
+
+import fcntl
+import os
+import resource
+import stat
+import tempfile
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import final
+
+import attrs
+import trio
+
+from ..errors import ToolError
+from ._beneath import read_beneath, remove_tree, write_beneath
+from ._capture import Captured, CapturePlan, capture
+from ._command import MINIMAL_ENVIRONMENT, Argv, Command
+from ._expiration import Expiration
+from ._limits import ExecLimits
+from ._sandbox_provider import SandboxBackend, SandboxCounts, SandboxSpec
+from ._supervisor import SupervisedChild, Supervisor
+
+_OWNER = "owner.lock"
+_WORK = "work"
+
+# A runaway program fails instead of filling the disk or the descriptor table. Memory and processes are left alone:
+# the address space says little about memory, and RLIMIT_NPROC counts everything that the user runs.
+DEFAULT_RLIMITS: Mapping[int, int] = {
+    resource.RLIMIT_CORE: 0,
+    resource.RLIMIT_FSIZE: 1 << 30,
+    resource.RLIMIT_NOFILE: 1024,
+}
+
+
+def _private_directory(path: Path) -> Path:
+    """Make it, or check that it is ours alone: in a shared place others could have put it there.
+
+    Raises:
+      ToolError: it is somebody else's, a link, or open to others.
+
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ToolError(f"{path} must be a directory of ours that nobody else may enter, mode 700; it is not")
+    return path
+
+
+def default_root() -> Path:
+    """Where local sandboxes lie unless told otherwise."""
+    return Path(tempfile.gettempdir()) / f"trio-rollout-{os.getuid()}"
+
+
+def _make(root: Path, name: str) -> int:
+    """Make the sandbox's directories and take its lock: the descriptor that holds it."""
+    _private_directory(root)
+    home = root / name
+    home.mkdir(mode=0o700)
+    owner = os.open(home / _OWNER, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        for directory in (_WORK, "tmp"):
+            (home / directory).mkdir(mode=0o700)
+    except OSError:
+        os.close(owner)
+        raise
+    return owner
+
+
+def _abandoned(home: Path) -> bool:
+    """Whether nobody holds its lock. One that has no owner file yet is about to get one, or was about to."""
+    try:
+        owner = os.open(home / _OWNER, os.O_RDWR | os.O_NOFOLLOW)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(owner)
+
+
+def _sweep(root: Path, label: str) -> int:
+    if not root.is_dir():
+        return 0
+    homes = [home for home in root.iterdir() if home.name.startswith(f"{label}-") and _abandoned(home)]
+    for home in homes:
+        remove_tree(str(home))
+    return len(homes)
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class LocalSandbox:
+    """One directory with its own supervisor."""
+
+    home: Path
+    _provider: "LocalSandboxes"
+    _supervisor: Supervisor
+    _owner: int
+    _env: Mapping[str, str]
+
+    @property
+    def work(self) -> Path:
+        """Where its commands start and its files lie."""
+        return self.home / _WORK
+
+    async def spawn(self, command: Command) -> SupervisedChild:
+        """Start a command of the sandbox."""
+        return await self._supervisor.spawn(command)
+
+    def command(
+        self, argv: Argv, *, cwd: str | None, env: Mapping[str, str] | None, tty: tuple[int, int] | None = None
+    ) -> Command:
+        """The command as it runs here: ``cwd`` counts from the sandbox's directory, ``env`` is added to its own."""
+        where = self.work / (cwd or "").lstrip("/")
+        limits = tuple((number, most, most) for number, most in self._provider.rlimits.items())
+        return Command(argv=argv, cwd=where, env={**self._env, **(env or {})}, tty=tty, rlimits=limits)
+
+    async def exec(
+        self,
+        argv: Argv,
+        *,
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        timeout: float | None,  # noqa: ASYNC109  expiry is a result here, unlike a cancelled scope
+    ) -> Captured:
+        """Run a command to its end."""
+        plan = CapturePlan(expiration=Expiration(timeout=timeout), limits=self._provider.limits)
+        return await capture(self.spawn, self.command(argv, cwd=cwd, env=env), plan)
+
+    async def read_file(self, path: str) -> bytes:
+        """A regular file below the sandbox's directory."""
+        return await trio.to_thread.run_sync(read_beneath, str(self.work), path, self._provider.limits.capture_bytes)
+
+    async def write_file(self, path: str, content: bytes) -> None:
+        """Write a file below the sandbox's directory."""
+        await trio.to_thread.run_sync(write_beneath, str(self.work), path, content)
+
+    async def close(self) -> None:
+        """End what runs, then remove the directory."""
+        await self._supervisor.close()
+        await trio.to_thread.run_sync(remove_tree, str(self.home))
+        if self._owner >= 0:
+            os.close(self._owner)
+            self._owner = -1
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class LocalSandboxes:
+    """The provider of sandboxes on this machine. ``root`` must be ours alone; ``env`` is added to the minimal one."""
+
+    root: Path = attrs.field(factory=default_root, converter=Path)
+    rlimits: Mapping[int, int] = attrs.field(factory=lambda: dict(DEFAULT_RLIMITS), kw_only=True)
+    env: Mapping[str, str] = attrs.field(factory=dict, kw_only=True)
+    limits: ExecLimits = attrs.field(factory=ExecLimits, kw_only=True)
+    counts: SandboxCounts = attrs.field(factory=SandboxCounts, init=False)
+    _open: dict[str, LocalSandbox] = attrs.field(factory=dict, init=False)
+
+    async def create(self, spec: SandboxSpec) -> SandboxBackend:
+        """Make its directory. The supervisor starts with the first command."""
+        owner = await trio.to_thread.run_sync(_make, self.root, spec.name)
+        home = self.root / spec.name
+        env = {**MINIMAL_ENVIRONMENT, "HOME": str(home / _WORK), "TMPDIR": str(home / "tmp"), **self.env, **spec.env}
+        self._open[spec.name] = LocalSandbox(home, self, Supervisor(self.limits.teardown), owner, env)
+        return self._open[spec.name]
+
+    async def destroy(self, name: str) -> None:
+        """End what runs in it and remove its directory."""
+        sandbox = self._open.get(name)
+        if sandbox is not None:
+            await sandbox.close()
+            del self._open[name]
+        await trio.to_thread.run_sync(partial(remove_tree, str(self.root / name)))  # half made, where it failed
+
+    async def sweep(self, label: str) -> int:
+        """Remove the directories of this label whose hosts have died; their processes died with them."""
+        return await trio.to_thread.run_sync(partial(_sweep, self.root, label))

@@ -1,0 +1,235 @@
+"""Sandboxes: where a rollout's commands run apart from everything else. Any provider, one set of rules.
+
+1. A sandbox has its name before it exists, so that it can be destroyed whatever became of its creation.
+2. Creating is shielded and bounded: a cancellation comes out once it is known what there is to destroy.
+3. Destroying is shielded and bounded and changes no result; what could not be destroyed is counted and logged.
+4. Only what certainly did not run is tried again (``NeverRan``); anything else might run twice.
+5. Its lifetime at the provider follows from the rollout's deadlines: a host that dies leaves nothing for ever.
+"""
+
+import logging
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TypeVar, final
+
+import attrs
+import trio
+
+from .._backoff import backoff_s, wait_s
+from .._ports import Ports
+from ..errors import RolloutError, ToolError
+from ._capture import Captured
+from ._command import Argv
+from ._limits import ExecLimits
+from ._sandbox_provider import NeverRan, SandboxBackend, SandboxProvider, SandboxSettings, SandboxSpec
+from ._session_values import ExecOutput
+from ._sessions import ExecSessions, open_exec_sessions
+
+_log = logging.getLogger("trio_rollout.tools")
+
+T = TypeVar("T")
+
+
+def lifetime(settings: SandboxSettings, remaining: float | None) -> float:
+    """How long a sandbox may exist by itself: what remains of the rollout, and its making and its end around that."""
+    return min(settings.longest_life, math.inf if remaining is None else remaining) + settings.create + settings.destroy
+
+
+async def retried(call: Callable[[], Awaitable[T]], settings: SandboxSettings, ports: Ports) -> T:
+    """Call it again while it certainly had no effect; translate what else goes wrong.
+
+    Raises:
+      ToolError: it failed. OSErrors about files and our own errors come out as themselves.
+
+    """
+    for attempt in range(1, settings.attempts + 1):
+        try:
+            return await call()
+        except NeverRan as error:
+            if attempt == settings.attempts:
+                raise
+            _log.info("a sandbox call did not run, try %d of %d: %s", attempt, settings.attempts, error)
+        except (RolloutError, OSError, ValueError):
+            raise
+        except Exception as error:
+            raise ToolError(f"sandbox: {error!r}; not tried again, since it may have run") from error
+        delay = backoff_s(attempt, base=settings.backoff, longest=5.0, jitter=0.5, rng=ports.random)
+        await wait_s(delay)
+    raise AssertionError("the last attempt returns or raises")
+
+
+@asynccontextmanager
+async def owned_sandbox(
+    provider: SandboxProvider, spec: SandboxSpec, settings: SandboxSettings, ports: Ports
+) -> AsyncGenerator[SandboxBackend]:
+    """Create a sandbox, and destroy it at the end of the block, also if its creation was cancelled or failed.
+
+    Raises:
+      ToolError: it could not be created in time, or at all. Infrastructure: the group is requeued.
+
+    """
+    exists = True
+    try:
+        try:
+            backend = await _create(provider, spec, settings, ports)
+        except NeverRan:
+            exists = False
+            raise
+        await trio.lowlevel.checkpoint()  # a cancellation that had to wait for the creation
+        yield backend
+    finally:
+        if exists:
+            # Bounded by itself: each failed try, and all of them.
+            with trio.move_on_after(settings.destroy, shield=True) as limit:
+                await _destroy(provider, spec.name, settings, ports)
+            if limit.cancelled_caught:
+                provider.counts.leaked += 1
+                _log.warning("sandbox %s was not destroyed within %.1f s", spec.name, settings.destroy)
+
+
+async def _create(
+    provider: SandboxProvider, spec: SandboxSpec, settings: SandboxSettings, ports: Ports
+) -> SandboxBackend:
+    backend: SandboxBackend | None = None
+    with trio.move_on_after(settings.create, shield=True):
+        try:
+            backend = await retried(lambda: provider.create(spec), settings, ports)
+        except OSError as error:
+            raise ToolError(f"sandbox {spec.name}: {error}") from error
+    if backend is None:
+        raise ToolError(f"sandbox {spec.name}: not created within {settings.create} s")
+    provider.counts.created += 1
+    return backend
+
+
+async def _destroy(provider: SandboxProvider, name: str, settings: SandboxSettings, ports: Ports) -> None:
+    """Destroy it, trying again after any failure: destroying twice is harmless. Never raises one."""
+    await trio.lowlevel.checkpoint()
+    for attempt in range(1, settings.attempts + 1):
+        try:
+            await provider.destroy(name)
+        except Exception as error:  # ruff: ignore[blind-except]  a failed cleanup must not change the result
+            _log.warning("sandbox %s, try %d to destroy it: %r", name, attempt, error)
+        else:
+            provider.counts.destroyed += 1
+            return
+        await wait_s(backoff_s(attempt, base=settings.backoff, longest=2.0, jitter=0.5, rng=ports.random))
+    provider.counts.leaked += 1
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class Sandbox:
+    """A place for commands and files that is gone after the block that opened it. Made by ``open_sandbox``."""
+
+    name: str
+    _backend: SandboxBackend
+    _sessions: ExecSessions | None
+    _budget: Callable[[float | None], float | None]
+    _retried: Callable[[Callable[[], Awaitable[Captured]]], Awaitable[Captured]]
+
+    @property
+    def sessions(self) -> ExecSessions:
+        """The sandbox's exec sessions.
+
+        Raises:
+          ToolError: its provider has none.
+
+        """
+        if self._sessions is None:
+            raise ToolError(f"sandbox {self.name}: its provider can't keep processes between calls")
+        return self._sessions
+
+    async def exec(
+        self,
+        argv: Argv,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  expiry is a result here, unlike a cancelled scope
+    ) -> Captured:
+        """Run a command to its end, in at most ``timeout`` seconds and what remains of the rollout.
+
+        Cancelled, it is killed. A command over its limit is a result.
+
+        Raises:
+          ToolError: the sandbox failed; the command may have run, unless it is a NeverRan.
+
+        """
+        limit = self._budget(timeout)
+        return await self._retried(lambda: self._backend.exec(argv, cwd=cwd, env=env, timeout=limit))
+
+    async def start(
+        self,
+        argv: Argv,
+        *,
+        call_id: str = "",
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        tty: bool = False,
+        yield_time: float = 0.25,
+    ) -> ExecOutput:
+        """Start a process that outlives the call: an exec session, to be polled through ``sessions``.
+
+        Raises:
+          CreateProcessError, ToolError: it could not be started.
+
+        """
+        return await self.sessions.exec_command(argv, call_id=call_id, cwd=cwd, env=env, tty=tty, yield_time=yield_time)
+
+    async def read_file(self, path: str) -> bytes:
+        """A file's content.
+
+        Raises:
+          OSError: there is no such file in the sandbox: the policy's doing.
+          ToolError: the sandbox failed.
+
+        """
+        return await self._backend.read_file(path)
+
+    async def write_file(self, path: str, content: str | bytes) -> None:
+        """Write a file at once: nobody in the sandbox sees a half of it.
+
+        Raises:
+          OSError, ToolError: as ``read_file``.
+
+        """
+        await self._backend.write_file(path, content.encode() if isinstance(content, str) else content)
+
+
+@asynccontextmanager
+async def open_sandbox(
+    provider: SandboxProvider,
+    *,
+    label: str = "rollout",
+    budget: Callable[[float | None], float | None] = lambda asked: asked,
+    settings: SandboxSettings | None = None,
+    limits: ExecLimits | None = None,
+    ports: Ports | None = None,
+    env: Mapping[str, str] | None = None,
+) -> AsyncGenerator[Sandbox]:
+    """Have a sandbox for the length of a block.
+
+    ``label`` is the run's, for ``provider.sweep``. ``budget`` cuts times to what remains of the rollout
+    (``rollout.tools.open_sandbox`` passes it). Entering blocks for the creation, at most ``settings.create``, and
+    cannot be cancelled meanwhile; leaving kills what runs and destroys it, shielded, within ``settings.destroy``.
+
+    Raises:
+      ToolError: it could not be created. Infrastructure: the group is requeued.
+
+    """
+    settings, limits, ports = settings or SandboxSettings(), limits or ExecLimits(), ports or Ports()
+    name = f"{label}-{ports.new_rid()}"
+    spec = SandboxSpec(name=name, label=label, lifetime=lifetime(settings, budget(None)), env=dict(env or {}))
+
+    async def retry(call: Callable[[], Awaitable[Captured]]) -> Captured:
+        return await retried(call, settings, ports)
+
+    async with AsyncExitStack() as stack:
+        backend = await stack.enter_async_context(owned_sandbox(provider, spec, settings, ports))
+        sessions: ExecSessions | None = None
+        if backend.spawn is not None:
+            opened = open_exec_sessions(backend.spawn, command=backend.command, limits=limits, ports=ports)
+            sessions = await stack.enter_async_context(opened)
+        yield Sandbox(name, backend, sessions, budget, retry)
