@@ -7,7 +7,7 @@ import sys
 import pytest
 import trio
 
-from trio_rollout.testing import InvariantBroken, SimWorld, explore
+from trio_rollout.testing import Arm, InvariantBroken, Point, SimWorld, cancel_everywhere, explore
 
 from . import small_world
 from .small_world import digest, faulty, small
@@ -39,6 +39,27 @@ def test_the_same_seed_gives_the_same_digest_in_another_process_with_other_hashe
         check=True,
     )
     assert answer.stdout.strip() == first
+
+
+def test_the_whole_system_cancelled_at_any_step_closes_every_connection_and_frees_every_slot():
+    """A sample of the points; conservation holds between any two steps of each."""
+
+    async def scenario(arm: Arm[SimWorld]) -> SimWorld:
+        world = arm.keep(SimWorld(seed=3, invariants=arm.invariants))
+
+        async def cancelled(world: SimWorld) -> None:
+            with trio.CancelScope() as scope:
+                arm(scope)
+                await faulty(world)
+            assert world.net.connections == 0
+
+        await world.inside(cancelled)
+        return world
+
+    def check(world: SimWorld, point: Point | None) -> None:
+        assert point is not None or world.invariants.checked > 500
+
+    cancel_everywhere(scenario, check, sample=25).require()
 
 
 def test_a_broken_invariant_stops_the_run_and_names_the_step():

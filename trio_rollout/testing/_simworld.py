@@ -55,7 +55,7 @@ class SimWorld:
     faults: NetFaults = attrs.field(factory=NetFaults)
     blocking_s: float = 0.005
     """Longest time of a call that would block a thread, such as a write."""
-    invariants: Invariants = attrs.field(factory=Invariants, init=False)
+    invariants: Invariants = attrs.field(factory=Invariants)
     seen: Counter[str] = attrs.field(factory=Counter, init=False)
     disk: SimDisk = attrs.field(factory=SimDisk, init=False)
     _net: SimNet | None = attrs.field(default=None, init=False)
@@ -87,24 +87,27 @@ class SimWorld:
         instruments: Sequence[trio.abc.Instrument] = (),
     ) -> SimResult[T]:
         """Run ``scenario(world)``; see ``sim_run`` for what is found and raised. A world runs once."""
-        if self._net is not None:
-            raise RuntimeError("a world runs once: its disk and its randomness are used up")
-
-        async def main() -> T:
-            async with open_sim_net(
-                rng=self._random("net"), link=self.link, faults=self.faults, events=self.seen
-            ) as net:
-                self._net = net
-                return await scenario(self)
-
         return sim_run(
-            main,
+            self.inside,
+            scenario,
             seed=self.seed,
             limit=limit,
             max_steps=max_steps,
             invariants=self.invariants,
             instruments=instruments,
         )
+
+    async def inside(self, scenario: Callable[["SimWorld"], Awaitable[T]]) -> T:
+        """Run ``scenario(world)`` in a run that is simulated already: inside ``cancel_everywhere`` or ``throw_everywhere``.
+
+        Give such a world ``invariants=arm.invariants``, for those are checked.
+        """
+        if self._net is not None:
+            raise RuntimeError("a world runs once: its disk and its randomness are used up")
+        rng = self._random("net")
+        async with open_sim_net(rng=rng, link=self.link, faults=self.faults, events=self.seen) as net:
+            self._net = net
+            return await scenario(self)
 
     def sometimes(self, name: str, happened: object = True) -> None:  # ruff: ignore[boolean-default-value-positional-argument]
         """Count an interesting state."""

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar, final
 import attrs
 import trio
 
+from ._invariants import Invariants
 from ._points import Point, PointFailure, Sweep
 from ._simrun import sim_run
 
@@ -18,6 +19,8 @@ class Notes(Generic[S]):
 
     def __init__(self) -> None:
         self.seen: dict[str, int] = {}
+        self.invariants = Invariants()
+        """What holds between any two steps of this run: ``with arm.invariants.hold(check): ...``."""
         self._kept: list[S] = []
 
     def sometimes(self, name: str, happened: object = True) -> None:  # ruff: ignore[boolean-default-value-positional-argument]
@@ -62,6 +65,7 @@ class Sweeper(Generic[S]):
                 limit=self.limit,
                 max_steps=self.max_steps,
                 virtual_time=self.virtual_time,
+                invariants=notes.invariants,
                 instruments=instruments,
             ).value
         finally:
