@@ -34,13 +34,13 @@ class Batch:
         """The columns of ``requests`` as they stand."""
         span = model.context_tokens
         return cls(
-            requests=tuple(requests),
-            codes=np.stack([model.codes([*one.prompt[-span:], *one.output_ids[-span:]]) for one in requests]),
-            temperatures=np.array([[one.sampling.temperature] for one in requests], np.float32),
-            seeds=np.array([one.seed for one in requests], np.uint64),
-            positions=np.array([len(one.output_ids) for one in requests], np.uint64),
-            limited=tuple((row, one.sampling.limits) for row, one in enumerate(requests) if one.sampling.limits.any),
-            special=tuple(row for row, one in enumerate(requests) if _is_special(one)),
+            tuple(requests),
+            np.stack([model.codes([*one.prompt[-span:], *one.output_ids[-span:]]) for one in requests]),
+            np.array([[one.sampling.temperature] for one in requests], np.float32),
+            np.array([one.seed for one in requests], np.uint64),
+            np.array([len(one.output_ids) for one in requests], np.uint64),
+            tuple((row, one.sampling.limits) for row, one in enumerate(requests) if one.sampling.limits.any),
+            tuple(row for row, one in enumerate(requests) if _is_special(one)),
         )
 
     def step(self, model: TinyModel) -> None:

@@ -70,7 +70,7 @@ def _rids(rid: str | list[str] | None, count: int, *, many: bool, new_rid: Calla
 
 
 def _wanted(body: GenerateBody, count: int) -> list[Wanted]:
-    chosen = body.token_ids_logprob or []
+    chosen: list[Any] = list(body.token_ids_logprob or ())
     columns = zip(
         _each(body.return_logprob, count, 0, "return_logprob"),
         _each(body.logprob_start_len, count, -1, "logprob_start_len"),
