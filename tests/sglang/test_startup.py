@@ -2,16 +2,19 @@
 
 import json
 import socket
+import ssl
+from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
 
-from trio_rollout import Prompt
+from trio_rollout import Prompt, SamplingParams
 from trio_rollout.errors import RequestRejected, ServerError, SettingsError
 from trio_rollout.sglang import ServerSettings, open_sglang_servers
 from trio_rollout.sglang._http import parse_url
-from trio_rollout.testing import FakeSGLang, Fault, Reply, open_fake_sglang, open_memory_net
+from trio_rollout.testing import FakeSGLang, Fault, Reply, Run, open_fake_sglang, open_memory_net
 
 from .helpers import EXPECTED, FIVE, PROMPT, SETTINGS, memory_world, socket_world
 
@@ -299,3 +302,51 @@ def test_settings_out_of_range_name_field_value_and_range(wrong):
     (field, value), *_ = wrong.items()
     with pytest.raises((SettingsError, ValueError), match=field if not isinstance(value, str) else value):
         ServerSettings(**wrong)
+
+
+# --- https
+
+
+CERTIFICATE = Path(__file__).with_name("localhost.pem")  # self-signed, for localhost and nothing else
+
+
+@asynccontextmanager
+async def tls_fake(*plan):
+    """A fake server behind TLS; yields it with its URL."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(CERTIFICATE)
+    fake = FakeSGLang(plan)
+    async with trio.open_nursery() as nursery:
+        serve = partial(trio.serve_ssl_over_tcp, fake.serve, 0, context, host="127.0.0.1", https_compatible=True)
+        (listener,) = await nursery.start(serve)
+        fake.url = f"https://localhost:{listener.transport_listener.socket.getsockname()[1]}"
+        try:
+            yield fake
+        finally:
+            nursery.cancel_scope.cancel()
+
+
+async def test_https_does_what_http_does():
+    """Large requests and answers, reuse, streams, aborts: the same path over TLS."""
+    settings = ServerSettings(vocab_size=1000, ca_file=str(CERTIFICATE))
+    async with tls_fake() as fake, open_sglang_servers([fake.url], settings=settings) as servers:
+        assert (await servers.generate(PROMPT, FIVE)).output_ids.tolist() == EXPECTED
+        large = await servers.generate([7] * 200_000, SamplingParams(max_new_tokens=50_000))
+        assert len(large.output_ids) == 50_000
+        streamed = await servers.generate(PROMPT, FIVE, moved=lambda: None)
+        assert streamed.output_ids.tolist() == EXPECTED
+        fake.plan = lambda seen: Run() if seen.path == "/generate" else None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(servers.generate, PROMPT, FIVE)
+            await fake.until(lambda: fake.in_flight == 1)
+            nursery.cancel_scope.cancel()
+        assert fake.in_flight == 0
+        assert len(fake.aborts) == 1
+        assert fake.accepted == 3  # control, generate, abort
+
+
+async def test_https_with_a_certificate_that_nobody_vouches_for_is_refused():
+    async with tls_fake() as fake:
+        with pytest.raises(ServerError, match="CERTIFICATE_VERIFY_FAILED"):
+            await opened(fake.url)
+        assert fake.seen == []

@@ -68,3 +68,4 @@ class Call:
         """Report no more progress: nobody waits for this answer."""
         if self.stream is not None:
             self.stream.moved = nothing_moved
+            self.stream.on_tokens = None

@@ -8,13 +8,14 @@ import trio
 
 from .._backoff import backoff_s, wait_s
 from .._core.values import Turn
+from ..abc import OnTokens
 from ..errors import ServerBusy, ServerError
 from ._call import EVENT_STREAM, Call
 from ._fleet import Fleet
 from ._http import BadResponse, ConnectionBroken, Exchange, NotConnected, Response, post_request
 from ._leave import abort_once, close_unanswered, count_late, look_s, read_on
 from ._server import Server
-from ._wire import GenerateRequest, StreamDecoder
+from ._wire import GenerateRequest, StreamDecoder, nothing_moved
 
 
 @final
@@ -27,6 +28,7 @@ class Generation:
     affinity: str | None
     abort_s: float
     moved: Callable[[], None] | None = None
+    on_tokens: OnTokens | None = None
     _refusals: int = 0
 
     async def run(self) -> Turn:
@@ -69,8 +71,13 @@ class Generation:
             rid=self.fleet.ports.new_rid(),
             request=self.request,
             named=server.naming.now,
-            stream=None if self.moved is None else StreamDecoder(self.moved),
+            stream=self._stream(),
         )
+
+    def _stream(self) -> StreamDecoder | None:
+        if self.moved is None and self.on_tokens is None:
+            return None
+        return StreamDecoder(self.moved or nothing_moved, self.on_tokens)
 
     def _turn(self, call: Call, response: Response) -> Turn:
         turn = call.turn_of(response)

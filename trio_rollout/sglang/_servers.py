@@ -20,12 +20,12 @@ from .._ports import Ports
 from .._service import open_service
 from .._threads import RunSync, run_in_thread
 from .._tokenizer import Tokenizer, load_tokenizer
-from ..abc import ModelInput
+from ..abc import ModelInput, OnTokens
 from ..errors import RequestRejected
 from . import _control as control
 from ._fleet import Fleet
 from ._generate import Generation
-from ._http import Connector, connect_socket
+from ._http import Connector, socket_connector
 from ._probe import probe
 from ._reaper import reap
 from ._settings import ServerSettings
@@ -89,6 +89,7 @@ class SGLangServers:
         affinity: str | None = None,
         extra: Mapping[str, object] = _NOTHING,
         moved: Callable[[], None] | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> Turn:
         """Sample one turn on one server; an aborted one returns with stop ABORT and the tokens it has.
 
@@ -107,9 +108,13 @@ class SGLangServers:
 
         """
         request = generate_request(
-            input_ids, sampling, extra, vocab_size=self._fleet.vocab_size, stream=moved is not None
+            input_ids,
+            sampling,
+            extra,
+            vocab_size=self._fleet.vocab_size,
+            stream=not (moved is None and on_tokens is None),
         )
-        return await Generation(self._fleet, request, affinity, self._abort_s, moved).run()
+        return await Generation(self._fleet, request, affinity, self._abort_s, moved, on_tokens).run()
 
     async def pause(self, mode: PauseMode) -> None:
         """Pause every server that is not lost; nothing is sent to any of them until ``resume``.
@@ -199,10 +204,10 @@ async def open_sglang_servers(
     tokenizer: str | Path | Tokenizer | None = None,
     settings: ServerSettings = ServerSettings(),  # noqa: B008  frozen
     ports: Ports | None = None,
-    connect: Connector = connect_socket,
+    connect: Connector | None = None,
     run_sync: RunSync = run_in_thread,
 ) -> AsyncGenerator[SGLangServers]:
-    """Reach SGLang servers by URL (``http://host:port``, ``unix:/path``), or the workers of a router.
+    """Reach SGLang servers by URL (``http://host:port``, ``https://host``, ``unix:/path``), or the workers of a router.
 
     ``tokenizer``: a model's folder, for prompts that are text or messages. ``ports``, ``connect`` and ``run_sync`` are what
     a simulation replaces: randomness, connections, threads.
@@ -215,6 +220,8 @@ async def open_sglang_servers(
       ServerError: names each server that can't be reached or does not speak SGLang, with what it said.
 
     """
+    if connect is None:
+        connect = socket_connector(settings.ca_file)
     if router is not None:
         urls = [*urls, *await discover(router, settings, connect)]
     loaded = await run_sync(load_tokenizer, tokenizer) if isinstance(tokenizer, str | Path) else tokenizer

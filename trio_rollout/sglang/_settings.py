@@ -18,6 +18,7 @@ class ServerSettings:
     after what it asked for, up to ``retry_after_max``; the caller's deadline ends it. ``idle``: idle connections are closed
     after so long, below the 5 s after which SGLang closes them itself; at most ``max_idle`` are kept per server.
     ``affinity_keys``: how many session keys are remembered. ``api_key`` is sent as a bearer token.
+    ``ca_file``: certificates to trust for ``https`` in place of the system's.
 
     Raises:
       SettingsError: a field is out of its range; the message names the field, the value and the range.
@@ -35,4 +36,5 @@ class ServerSettings:
     idle: float = attrs.field(default=4.0, converter=float, validator=at_least(0.0))
     max_idle: int = attrs.field(default=1024, validator=whole(0))
     affinity_keys: int = attrs.field(default=65536, validator=whole(1))
+    ca_file: str | None = None
     api_key: str | None = attrs.field(default=None, repr=False)

@@ -51,7 +51,8 @@ class Running:
 
     def part(self, count: int, version: str, *, since: int = 0) -> dict[str, Any]:
         """The JSON of what a stream says when there are ``count`` tokens; of them only those from ``since`` on."""
-        ids = [(sum(self.prompt) + place) % 997 for place in range(count)]
+        first = sum(self.prompt)
+        ids = [(first + place) % 997 for place in range(count)]
         triples = [[-0.5 - place % 8 / 8, token, None] for place, token in enumerate(ids)]
         meta = {
             "id": self.rid,

@@ -1,8 +1,8 @@
 """The hot path: one HTTP/1.1 POST and its answer over a keep-alive connection, with nothing in between.
 
-Read in this order: ``_address`` (what a URL means), ``_connection`` (the port of five calls), ``_sockets`` (its production
-version), ``_reader`` (bytes to answer, no I/O), ``_exchange`` (one request and its answer), ``_pool`` (idle connections),
-``_httpx`` (the same connections under an ``httpx`` client).
+Read in this order: ``_address`` (what a URL means), ``_connection`` (the port of five calls), ``_sockets`` and ``_tls``
+(its production versions), ``_reader`` (bytes to answer, no I/O), ``_exchange`` (one request and its answer), ``_pool`` (idle
+connections), ``_httpx`` (the same connections under an ``httpx`` client).
 """
 
 from ._address import Address as Address
@@ -28,4 +28,4 @@ from ._exchange import post_request as post_request
 from ._httpx import PoolTransport as PoolTransport
 from ._pool import Pool as Pool
 from ._reader import Response as Response
-from ._sockets import connect_socket as connect_socket
+from ._tls import socket_connector as socket_connector

@@ -58,7 +58,7 @@ class SocketConnection:
 async def _finish_connect(sock: socket.socket, where: tuple[object, ...] | str) -> None:
     while (error := sock.connect_ex(where)) == errno.EAGAIN and sock.family == socket.AF_UNIX:
         await wait_s(_UNIX_RETRY_S)
-    if error in {errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EINTR}:
+    if error in {errno.EINPROGRESS, errno.EINTR}:
         await trio.lowlevel.wait_writable(sock)
         error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if error:
@@ -68,7 +68,7 @@ async def _finish_connect(sock: socket.socket, where: tuple[object, ...] | str) 
         raise ConnectionRefusedError("connected to itself: nobody listens there")
 
 
-async def _connect(family: int, kind: int, where: tuple[object, ...] | str) -> SocketConnection:
+async def _connect(family: int, kind: int, where: tuple[object, ...] | str) -> socket.socket:
     sock = socket.socket(family, kind)
     try:
         sock.setblocking(False)  # ruff: ignore[boolean-positional-value-in-call]  socket's own signature
@@ -78,10 +78,10 @@ async def _connect(family: int, kind: int, where: tuple[object, ...] | str) -> S
     except BaseException:
         sock.close()
         raise
-    return SocketConnection(sock)
+    return sock
 
 
-async def connect_socket(address: Address) -> SocketConnection:
+async def open_socket(address: Address) -> socket.socket:
     """Connect to a server over TCP (each of its IP addresses in turn) or over a unix socket.
 
     Blocks until connected; has no deadline of its own. Cancelled or failed, no socket stays open.

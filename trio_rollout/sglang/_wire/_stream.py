@@ -5,7 +5,7 @@ then parts. Which of the two it is shows in the first two events that have token
 and only the last is decoded: decoding each would be quadratic.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, final
 
 import msgspec
@@ -24,12 +24,21 @@ def nothing_moved() -> None:
     """For streams that nobody watches any more."""
 
 
+class _Ids(msgspec.Struct):
+    """All that is needed of an answer to tell which tokens have come."""
+
+    output_ids: list[int] = []
+
+
 @final
 class StreamDecoder:
-    """Decodes one stream; ``moved`` is called for each event that brings tokens."""
+    """Decodes one stream; ``moved`` is called for each event that brings tokens, ``on_tokens`` with all ids so far."""
 
-    def __init__(self, moved: Callable[[], None]) -> None:
+    def __init__(
+        self, moved: Callable[[], None] = nothing_moved, on_tokens: Callable[[Sequence[int]], None] | None = None
+    ) -> None:
         self.moved = moved
+        self.on_tokens = on_tokens
         self.done = False
         self._lines = bytearray()
         self._newest = b""
@@ -60,6 +69,16 @@ class StreamDecoder:
             else:
                 self._decode(payload)
             self.moved()
+            if self.on_tokens is not None and (ids := self._ids_so_far()):
+                self.on_tokens(ids)
+
+    def _ids_so_far(self) -> Sequence[int]:
+        if not self._whole:
+            return tuple(self._parts.output_ids) if self._parts is not None else ()
+        try:
+            return msgspec.json.decode(self._newest, type=_Ids).output_ids
+        except msgspec.DecodeError:
+            return ()  # the end of the stream says what is wrong
 
     def _decode(self, payload: bytes) -> None:
         try:
