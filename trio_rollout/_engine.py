@@ -23,7 +23,7 @@ from ._ports import Ports
 from ._recipe import Recipe
 from ._service import open_service
 from ._weights import WeightUpdate
-from .abc import Generate, GroupFilter, GroupReward, InferenceServers, Instrument, Ledger, Reward, Source
+from .abc import Gateway, Generate, GroupFilter, GroupReward, InferenceServers, Instrument, Ledger, Reward, Source
 from .errors import EndOfData, EngineClosed
 
 _LOGGER = logging.getLogger("trio_rollout")
@@ -238,6 +238,7 @@ async def open_rollout_engine(
     settings: EngineSettings | None = None,
     instruments: Sequence[Instrument] = (),
     ports: Ports | None = None,
+    gateway: Gateway | None = None,
 ) -> AsyncGenerator[RolloutEngine]:
     """Run rollouts of the source's prompts until the block is left.
 
@@ -258,6 +259,7 @@ async def open_rollout_engine(
         gate=Gate(),
         settings=settings,
         ports=ports or Ports(),
+        gateway=gateway,
     )
     parts = await assemble(source, recipe, ledger, instruments)
     engine = RolloutEngine(parts, recipe.servers.statistics(), _evaluation_limit(settings))

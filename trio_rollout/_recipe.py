@@ -8,7 +8,7 @@ from ._core.settings import EngineSettings
 from ._core.values import Prompt
 from ._gate import Gate
 from ._ports import Ports
-from .abc import Generate, GroupFilter, GroupReward, InferenceServers, Reward
+from .abc import Gateway, Generate, GroupFilter, GroupReward, InferenceServers, Reward
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -23,6 +23,7 @@ class Recipe:
     gate: Gate
     settings: EngineSettings
     ports: Ports
+    gateway: Gateway | None = None
 
 
 def untouched(prompt: Prompt) -> Prompt:

@@ -1,6 +1,7 @@
 """The rollout handle: a generate function's only door to the outside; and the stock generate function."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType
 from typing import final
 
@@ -13,7 +14,7 @@ from ._core.segments import segments_of, status_of
 from ._core.values import Prompt, Trajectory, Turn
 from ._recipe import Recipe
 from ._turn import sample_turn
-from .abc import ModelInput, Rollout
+from .abc import ModelInput, OnTokens, Rollout, Session
 from .errors import GenerateError
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})
@@ -52,6 +53,7 @@ class RolloutHandle:
         sampling: SamplingParams | None = None,
         *,
         extra: Mapping[str, object] = _NOTHING,
+        on_tokens: OnTokens | None = None,
     ) -> Turn:
         """Sample one turn; see ``trio_rollout.abc.Rollout.generate``.
 
@@ -63,16 +65,29 @@ class RolloutHandle:
           ServerError: the server answered with an error or with no answer. Both can be caught; uncaught they end the
             attempt. An interrupted turn raises nothing: the attempt is cancelled.
         """
-        chosen = sampling or self._prompt.sampling or _default_sampling(self._recipe.generate)
         return await sample_turn(
             self._attempt,
             self._recipe,
             input_ids,
-            chosen,
+            self._sampling(sampling),
             affinity=f"{self._attempt.id}#{self.attempt}.{self.index}",
             extra={**self._prompt.extra, **extra},
             moved=self._moved,
+            on_tokens=on_tokens,
         )
+
+    def session(self, *, sampling: SamplingParams | None = None) -> AbstractAsyncContextManager[Session]:
+        """Open a session for an agent that speaks OpenAI or Anthropic over HTTP; see ``trio_rollout.sessions``.
+
+        Raises:
+          GenerateError: the engine was opened without a gateway.
+        """
+        if self._recipe.gateway is None:
+            raise GenerateError("rollout.session() needs a gateway: open_rollout_engine(..., gateway=...)")
+        return self._recipe.gateway.open_session(self, prompt=self._prompt, sampling=self._sampling(sampling))
+
+    def _sampling(self, asked: SamplingParams | None) -> SamplingParams:
+        return asked or self._prompt.sampling or _default_sampling(self._recipe.generate)
 
     def finish(self, turns: Sequence[Turn], *, status: Status | None = None) -> Trajectory:
         """The trajectory of these turns.

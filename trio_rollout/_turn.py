@@ -5,7 +5,7 @@ it has: wait for the gate, resubmit prompt and tokens with what is left of ``max
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import attrs
@@ -18,7 +18,7 @@ from ._core.turns import context_after, is_used_up, merge, remaining
 from ._core.values import Failure, Turn
 from ._gate import limit_of
 from ._recipe import Recipe
-from .abc import ModelInput
+from .abc import ModelInput, OnTokens
 from .errors import ServerLost
 
 
@@ -44,6 +44,7 @@ async def sample_turn(
     affinity: str,
     extra: Mapping[str, object],
     moved: Callable[[], None],
+    on_tokens: OnTokens | None = None,
 ) -> Turn:
     """Sample one turn. Blocks for the gate, then for the answer, at most ``Deadlines.turn`` a call.
 
@@ -54,9 +55,9 @@ async def sample_turn(
     in_vain = 0
     while True:
         asked = remaining(sampling, parts) if parts else sampling
-        call = await _call_once(
-            attempt, recipe, context_after(parts) if parts else prompt, asked, affinity, extra, moved
-        )
+        context = context_after(parts) if parts else prompt
+        told = _behind(parts, on_tokens)
+        call = await _call_once(attempt, recipe, context, asked, affinity, extra, moved, told)
         moved()
         if isinstance(call, Turn):
             return merge([*parts, call])
@@ -71,6 +72,14 @@ async def sample_turn(
             raise await attempt.give_up(call.cause, call.why, failure=call.failure)
 
 
+def _behind(parts: Sequence[Turn], on_tokens: OnTokens | None) -> OnTokens | None:
+    """Told of a part's ids, it tells of all ids of the turn."""
+    if on_tokens is None or not parts:
+        return on_tokens
+    before = [int(token) for part in parts for token in part.output_ids]
+    return lambda ids: on_tokens([*before, *ids])
+
+
 async def _call_once(
     attempt: Attempt,
     recipe: Recipe,
@@ -79,6 +88,7 @@ async def _call_once(
     affinity: str,
     extra: Mapping[str, object],
     moved: Callable[[], None],
+    on_tokens: OnTokens | None,
 ) -> _Call:
     gate, seconds = recipe.gate, recipe.settings.deadlines.turn
     watched = moved if recipe.settings.partial or limit_of(recipe.settings.deadlines.no_progress) < math.inf else None
@@ -88,7 +98,9 @@ async def _call_once(
         attempt.begun = gate.version
     with gate.turn(seconds) as passage, passage.scope:
         try:
-            answer = await recipe.servers.generate(prompt, sampling, affinity=affinity, extra=extra, moved=watched)
+            answer = await recipe.servers.generate(
+                prompt, sampling, affinity=affinity, extra=extra, moved=watched, on_tokens=on_tokens
+            )
         except ServerLost as error:
             failure = failure_of(error, Cause.SERVER_LOST, group=attempt.id, attempt=attempt.number)
             attempt.new_tokens += len(error.tokens.output_ids) if error.tokens else 0

@@ -1,6 +1,7 @@
 """What users write: the protocols of sources, generate functions, scorers, filters, servers and ledgers."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeAlias
 
 import attrs
@@ -16,6 +17,10 @@ from ._core.values import Group, Prompt, Trajectory, Turn
 
 ModelInput: TypeAlias = Sequence[int] | npt.NDArray[Any] | str
 """What a server takes as a prompt: token ids, or text that the server itself turns into ids."""
+
+
+OnTokens: TypeAlias = Callable[[Sequence[int]], None]
+"""Told of all ids that were sampled so far, whenever there are more. Called synchronously; must not block or raise."""
 
 
 class Source(Protocol):
@@ -35,6 +40,25 @@ class Source(Protocol):
 
     def restore(self, state: Mapping[str, object]) -> None:
         """Continue from a saved position; refuse with SourceError what is not one of this source."""
+        ...
+
+
+class Session(Protocol):
+    """An agent's door to the model: what it asks at ``base_url`` with ``api_key`` becomes turns of the rollout."""
+
+    id: str
+    """Unguessable, and never used twice."""
+    base_url: str
+    """For ``OPENAI_BASE_URL`` and ``ANTHROPIC_BASE_URL`` alike."""
+    api_key: str
+    """Of this session only."""
+
+    async def close(self) -> None:
+        """Refuse new turns, let running ones finish within the drain time, cancel the rest. Again: nothing happens."""
+        ...
+
+    def trajectory(self, *, status: Status | None = None) -> Trajectory:
+        """What was recorded, after the session was closed."""
         ...
 
 
@@ -72,8 +96,13 @@ class Rollout(Protocol):
         sampling: SamplingParams | None = None,
         *,
         extra: Mapping[str, object] = {},
+        on_tokens: OnTokens | None = None,
     ) -> Turn:
         """Sample one turn. Sampling: this call's, else the prompt's, else the generate function's."""
+        ...
+
+    def session(self, *, sampling: SamplingParams | None = None) -> AbstractAsyncContextManager[Session]:
+        """Open a session for an agent that speaks OpenAI or Anthropic over HTTP; needs the engine's ``gateway``."""
         ...
 
     def finish(self, turns: Sequence[Turn], *, status: Status | None = None) -> Trajectory:
@@ -149,11 +178,13 @@ class InferenceServers(Protocol):
         affinity: str | None = None,
         extra: Mapping[str, object] = {},
         moved: Callable[[], None] | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> Turn:
         """Sample one turn on one server; an aborted one returns with stop ABORT and the tokens it has.
 
         With ``moved`` the answer is streamed, and ``moved()`` is called whenever new tokens have come; what came before
-        the server was lost is then in ``ServerLost.tokens``.
+        the server was lost is then in ``ServerLost.tokens``. ``on_tokens`` is told which tokens, as far as they are known
+        before the answer is complete.
 
         Blocks until the answer is there; waits while no server is usable. Cancelled, the request is aborted on its
         server and its connection is reused or closed before Cancelled goes on, within the abort budget.
@@ -204,6 +235,16 @@ class InferenceServers(Protocol):
         ...
 
 
+class Gateway(Protocol):
+    """Where agents reach their sessions. ``trio_rollout.sessions.open_gateway`` gives one."""
+
+    def open_session(
+        self, rollout: Rollout, *, prompt: Prompt, sampling: SamplingParams
+    ) -> AbstractAsyncContextManager[Session]:
+        """A session whose turns are sampled by ``rollout.generate``."""
+        ...
+
+
 class Ledger(Protocol):
     """The engine's memory. ``open_ledger`` gives one on disk."""
 
@@ -239,6 +280,7 @@ class Instrument(Protocol):
 
 __all__ = [
     "Drop",
+    "Gateway",
     "Generate",
     "GroupFilter",
     "GroupReward",
@@ -248,7 +290,9 @@ __all__ = [
     "Keep",
     "Ledger",
     "ModelInput",
+    "OnTokens",
     "Reward",
     "Rollout",
+    "Session",
     "Source",
 ]

@@ -21,7 +21,7 @@ from .._core.statistics import ServerCounts, ServerStatistics
 from .._core.values import Prompt, Turn, VersionSpan
 from .._ports import Ports
 from .._signal import StateChange
-from ..abc import ModelInput
+from ..abc import ModelInput, OnTokens
 
 
 @attrs.frozen
@@ -55,8 +55,14 @@ class _Call:
     behaviour: Behaviour
     spans: list[VersionSpan]
     moved: Callable[[], None] | None
+    on_tokens: OnTokens | None = None
     done: float = 0.0
     aborted: bool = False
+
+    @property
+    def is_unwatched(self) -> bool:
+        """Whether nobody wants to know how far it is."""
+        return self.moved is None and self.on_tokens is None
 
 
 @final
@@ -113,11 +119,12 @@ class FakeServers:
         affinity: str | None = None,
         extra: Mapping[str, object] | None = None,
         moved: Callable[[], None] | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> Turn:
         """Behave as the plan says for this call."""
         del affinity, extra
         await self._changed.wait_until(lambda: self.paused is None)
-        call = _Call(self.calls, self.plan(self.calls, input_ids), [], moved)
+        call = _Call(self.calls, self.plan(self.calls, input_ids), [], moved, on_tokens)
         self.sent.append(input_ids)
         self._running[call] = None
         self.most_running = max(self.most_running, len(self._running))
@@ -150,14 +157,22 @@ class FakeServers:
                 await self._changed.wait_until(lambda: self.paused is None or call.aborted)
                 continue
             version, began = self.version or 0, trio.current_time()
-            slice_s = seconds - call.done if call.moved is None else min(seconds - call.done, seconds / tokens)
+            slice_s = seconds - call.done if call.is_unwatched else min(seconds - call.done, seconds / tokens)
             with trio.move_on_after(slice_s) as rest:
                 await self._changed.wait_until(partial(self._disturbed, call, version))
             last = rest.cancelled_caught and slice_s == seconds - call.done
             call.done = seconds if last else call.done + trio.current_time() - began
             self._note_span(call, version, seconds, tokens)
-            if call.moved is not None and rest.cancelled_caught:
-                call.moved()
+            if rest.cancelled_caught:
+                self._tell(call, 0 if isinstance(call.behaviour, Fail) else tokens)
+
+    @staticmethod
+    def _tell(call: _Call, tokens: int) -> None:
+        if call.moved is not None:
+            call.moved()
+        if call.on_tokens is not None and tokens:
+            reached = call.spans[-1].stop if call.spans else 0
+            call.on_tokens(range(100, 100 + min(tokens, reached)))
 
     def _disturbed(self, call: _Call, version: int) -> bool:
         return call.aborted or self.paused is not None or (self.version or 0) != version
