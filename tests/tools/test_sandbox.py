@@ -227,9 +227,9 @@ async def test_commands_run_in_a_directory_of_their_own_with_a_minimal_environme
     monkeypatch.setenv("SECRET_TOKEN", "s3cret")
     async with open_sandbox(provider) as sandbox:
         result = await sandbox.exec(sh("pwd; echo $HOME; echo $TMPDIR; env | grep -c SECRET; umask; echo x > f"))
-        home, work = provider.root / sandbox.name, provider.root / sandbox.name / "work"
-        assert result.stdout_text.split() == [str(work), str(work), str(home / "tmp"), "0", "0077"]
-        assert (home.stat().st_mode & 0o777, (work / "f").read_text(encoding="ascii")) == (0o700, "x\n")
+        home, files = provider.root / sandbox.name, provider.root / sandbox.name / "files"
+        assert result.stdout_text.split() == [str(files), str(files), str(home / "tmp"), "0", "0077"]
+        assert (home.stat().st_mode & 0o777, (files / "f").read_text(encoding="ascii")) == (0o700, "x\n")
 
     assert left(provider) == []
 
@@ -264,7 +264,7 @@ async def test_sessions_live_in_it_and_die_with_it(provider, processes):
     async with open_sandbox(provider) as sandbox:
         started = await sandbox.start(sh("pwd; echo $HOME; setsid sleep 600"), call_id="c")
         assert started.alive
-        assert started.output.split() == [bytes(provider.root / sandbox.name / "work")] * 2
+        assert started.output.split() == [bytes(provider.root / sandbox.name / "files")] * 2
         pid = provider._open[sandbox.name]._supervisor._process.pid
 
     assert not processes.alive(pid)
@@ -277,7 +277,7 @@ async def test_a_models_tools_run_in_it(provider):
         call = ToolCall(call_id="1", name=ToolName("exec_command"), payload={"argv": ["pwd"]})
         result = await runtime.call(call, turn=TurnCancellation())
 
-    assert f"{provider.root}/{sandbox.name}/work" in result.output.model_text()
+    assert f"{provider.root}/{sandbox.name}/files" in result.output.model_text()
 
 
 async def test_files_are_written_at_once_and_read_back(provider):
@@ -286,7 +286,7 @@ async def test_files_are_written_at_once_and_read_back(provider):
         await sandbox.write_file("/a/b/d.bin", b"\x00\xff")
         assert (await sandbox.exec(sh("cat a/b/c.txt"))).stdout == b"hello"
         assert await sandbox.read_file("a/b/d.bin") == b"\x00\xff"
-        assert sorted(os.listdir(provider.root / sandbox.name / "work/a/b")) == ["c.txt", "d.bin"]  # ruff: ignore[os-listdir]
+        assert sorted(os.listdir(provider.root / sandbox.name / "files/a/b")) == ["c.txt", "d.bin"]  # ruff: ignore[os-listdir]
 
 
 async def test_a_missing_file_is_the_policys_doing(provider):

@@ -245,22 +245,17 @@ async def run_captured(
     """Run a command to its end and keep what it wrote.
 
     ``argv`` is never read by a shell; stdin is the null device; ``env`` replaces the environment (None: a minimal one,
-    nothing of the host's); ``cwd`` None is the host's current directory. It runs in a process group of its own.
-
-    Blocks until the command has exited, its output is drained (at most ``limits.io_drain`` after its exit, if something
-    still holds it open), and the group is killed and its leader reaped. After ``timeout`` seconds the group is killed: a
-    result with exit code 124. When an event of ``cancel`` is set it gets SIGTERM, ``limits.term_grace`` and SIGKILL: a
-    result with exit code 1. Cancelled from outside, the same happens before Cancelled goes on, within
-    ``limits.teardown``.
-
-    Outside a rollout nothing but the group is reached: a descendant that called ``setsid`` **lives on**. Use
-    ``open_rollout_tools`` to contain those too.
+    nothing of the host's). It runs in a process group of its own. Blocks until it has exited, its output is drained (at
+    most ``limits.io_drain``, if something still holds it open), the group is killed and its leader reaped. After
+    ``timeout`` seconds the group is killed: a result with exit code 124. When an event of ``cancel`` is set it gets
+    SIGTERM, ``limits.term_grace`` and SIGKILL: a result with exit code 1. Cancelled from outside, the same happens, within
+    ``limits.teardown``, before Cancelled goes on. Only the group is reached: a descendant that called ``setsid`` **lives
+    on**, unless the command is run by a rollout's tools.
 
     Raises:
       SpawnError: it could not be started.
       ValueError: argv is empty, or leftovers are to be kept although there is no rollout that could own them.
       CommandTimeout, CommandSignalled: with ``check``.
-
     """
     if leftovers is Leftovers.KEEP:
         raise ValueError("leftovers=KEEP needs a rollout: without one, nobody would ever end what is left running")

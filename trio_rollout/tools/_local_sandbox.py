@@ -29,7 +29,7 @@ from ._sandbox_provider import SandboxBackend, SandboxCounts, SandboxSpec
 from ._supervisor import SupervisedChild, Supervisor
 
 _OWNER = "owner.lock"
-_WORK = "work"
+_FILES = "files"
 
 # A runaway program fails instead of filling the disk or the descriptor table. Memory and processes are left alone:
 # the address space says little about memory, and RLIMIT_NPROC counts everything that the user runs.
@@ -67,7 +67,7 @@ def _make(root: Path, name: str) -> int:
     owner = os.open(home / _OWNER, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         fcntl.flock(owner, fcntl.LOCK_EX)
-        for directory in (_WORK, "tmp"):
+        for directory in (_FILES, "tmp"):
             (home / directory).mkdir(mode=0o700)
     except OSError:
         os.close(owner)
@@ -112,9 +112,9 @@ class LocalSandbox:
     _env: Mapping[str, str]
 
     @property
-    def work(self) -> Path:
+    def files(self) -> Path:
         """Where its commands start and its files lie."""
-        return self.home / _WORK
+        return self.home / _FILES
 
     async def spawn(self, command: Command) -> SupervisedChild:
         """Start a command of the sandbox."""
@@ -124,7 +124,7 @@ class LocalSandbox:
         self, argv: Argv, *, cwd: str | None, env: Mapping[str, str] | None, tty: tuple[int, int] | None = None
     ) -> Command:
         """The command as it runs here: ``cwd`` counts from the sandbox's directory, ``env`` is added to its own."""
-        where = self.work / (cwd or "").lstrip("/")
+        where = self.files / (cwd or "").lstrip("/")
         limits = tuple((number, most, most) for number, most in self._provider.rlimits.items())
         return Command(argv=argv, cwd=where, env={**self._env, **(env or {})}, tty=tty, rlimits=limits)
 
@@ -142,11 +142,11 @@ class LocalSandbox:
 
     async def read_file(self, path: str) -> bytes:
         """A regular file below the sandbox's directory."""
-        return await trio.to_thread.run_sync(read_beneath, str(self.work), path, self._provider.limits.capture_bytes)
+        return await trio.to_thread.run_sync(read_beneath, str(self.files), path, self._provider.limits.capture_bytes)
 
     async def write_file(self, path: str, content: bytes) -> None:
         """Write a file below the sandbox's directory."""
-        await trio.to_thread.run_sync(write_beneath, str(self.work), path, content)
+        await trio.to_thread.run_sync(write_beneath, str(self.files), path, content)
 
     async def close(self) -> None:
         """End what runs, then remove the directory."""
@@ -173,7 +173,7 @@ class LocalSandboxes:
         """Make its directory. The supervisor starts with the first command."""
         owner = await trio.to_thread.run_sync(_make, self.root, spec.name)
         home = self.root / spec.name
-        env = {**MINIMAL_ENVIRONMENT, "HOME": str(home / _WORK), "TMPDIR": str(home / "tmp"), **self.env, **spec.env}
+        env = {**MINIMAL_ENVIRONMENT, "HOME": str(home / _FILES), "TMPDIR": str(home / "tmp"), **self.env, **spec.env}
         self._open[spec.name] = LocalSandbox(home, self, Supervisor(self.limits.teardown), owner, env)
         return self._open[spec.name]
 

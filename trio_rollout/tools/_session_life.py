@@ -36,19 +36,7 @@ async def live(
     session.child = child = await spawn(session.command)
     try:
         session.report.begin()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_read_output, session, child)
-            nursery.start_soon(_watch_exit, session, child)
-            nursery.start_soon(_watch_denial, session)
-            with trio.move_on_after(session.limits.early_exit):
-                await session.until(lambda: session.ended)
-            task_status.started()
-            # Where the caller was cancelled just now, this task was not taken over and ends at its next checkpoint.
-            if not session.ended and trio.current_effective_deadline() != -math.inf:
-                store(session)
-                nursery.start_soon(_watch_end, session)
-            await session.until(lambda: session.let_go)
-            nursery.cancel_scope.cancel("the session was let go")
+        await _watch(session, child, store, task_status)
     except* Exception as group:  # ruff: ignore[blind-except]  a bug in one session must not end the others
         _log.exception("a task of session %d failed", session.process_id)
         session.lose(ToolError(f"session {session.process_id}: {group.exceptions[0]!r}"))
@@ -59,6 +47,24 @@ async def live(
         child.close()
         session.bury()
         on_gone(session, proven)
+
+
+async def _watch(
+    session: Session, child: Child, store: Callable[[Session], None], task_status: trio.TaskStatus[None]
+) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_read_output, session, child)
+        nursery.start_soon(_watch_exit, session, child)
+        nursery.start_soon(_watch_denial, session)
+        with trio.move_on_after(session.limits.early_exit):
+            await session.until(lambda: session.ended)
+        task_status.started()
+        # Where the caller was cancelled just now, this task was not taken over and ends at its next checkpoint.
+        if not session.ended and trio.current_effective_deadline() != -math.inf:
+            store(session)
+            nursery.start_soon(_watch_end, session)
+        await session.until(lambda: session.let_go)
+        nursery.cancel_scope.cancel("the session was let go")
 
 
 async def _read_output(session: Session, child: Child) -> None:

@@ -20,7 +20,7 @@ class FatalToolError(ToolError):
     """Ends the turn: what was called can't be what was meant."""
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.frozen(kw_only=True)
 class Invocation:
     """What a handler is given. ``turn`` is for handlers that want to watch it; their scope is cancelled by it anyway."""
 
@@ -46,7 +46,7 @@ class Invocation:
         return self.payload
 
 
-class Tool(abc.ABC):
+class Tool(Protocol):
     """Something a model can call. Stateless, or with a state of its own that outlives its calls."""
 
     name: ToolName
