@@ -65,6 +65,10 @@ class LedgerError(RolloutError):
     """The ledger could not be opened, belongs to another run, or a write to it failed."""
 
 
+class DataRefused(LedgerError):
+    """User data that the ledger can't store; says of which group, and where in it. The ledger itself goes on."""
+
+
 class SessionClosed(RolloutError):
     """A session was used after its close had begun."""
 

@@ -119,12 +119,14 @@ def check(world: World, _: Point | None) -> None:
 
 
 def sweep(seed: int, full_from: int | None, *, sample: int | None) -> None:
-    """Cancel every scope at every step; twice at so many."""
+    """Cancel every scope at every step; twice, and by Ctrl-C, at so many."""
     found = cancel_everywhere(scenario(full_from), check, seed=seed)
     found.require(*(["a commit was withdrawn", "a cancelled commit was accepted"] if full_from is None else []))
-    cancel_everywhere(scenario(full_from), check, seed=seed, how=[Inject.CANCEL_TWICE], sample=sample).require()
+    more = [Inject.CANCEL_TWICE, Inject.INTERRUPT]
+    cancel_everywhere(scenario(full_from), check, seed=seed, how=more, sample=sample).require()
 
 
+@pytest.mark.usefixtures("swallowed_by_sqlite")
 @pytest.mark.parametrize("full_from", [None, 3, 20])
 def test_on_disk_and_requeued_exclude_each_other(full_from: int | None):
     """Also when the disk is full from some operation on."""
@@ -132,6 +134,7 @@ def test_on_disk_and_requeued_exclude_each_other(full_from: int | None):
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("swallowed_by_sqlite")
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_on_disk_and_requeued_exclude_each_other_in_every_order(seed: int):
     for full_from in (None, 0, 1, 3, 7, 12, 20, 30, 45, 60):

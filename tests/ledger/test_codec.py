@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trio_rollout._core.enums import Cause, Status, Stop
 from trio_rollout._core.sampling import SamplingParams
 from trio_rollout._core.values import Failure, Group, GroupId, Prompt, Segment, Trajectory, VersionSpan
-from trio_rollout.errors import LedgerError
+from trio_rollout.errors import DataRefused
 from trio_rollout.ledger._codec import (
     decode_failure,
     decode_group,
@@ -158,16 +158,16 @@ def test_numbers_of_numpy_and_tuples_are_taken_for_what_they_mean():
     ],
 )
 def test_what_cannot_be_stored_is_named(value: dict[Any, Any], where: str):
-    with pytest.raises(LedgerError, match=rf"prompt 0/p7 can't be written to the ledger: {where}"):
+    with pytest.raises(DataRefused, match=rf"prompt 0/p7 can't be written to the ledger: {where}"):
         encode_prompt(Prompt(id="p7", text="x", metadata=value))
     of = prompt(7)
     bad = Trajectory(prompt=of, index=0, segments=[], metadata=value)
-    with pytest.raises(LedgerError, match=rf"group 0/7 can't be written to the ledger: trajectories\[1\]\.{where}"):
+    with pytest.raises(DataRefused, match=rf"group 0/7 can't be written to the ledger: trajectories\[1\]\.{where}"):
         encode_group(Group(id=GroupId(0, "7"), attempt=1, prompt=of, trajectories=[*group(7).trajectories, bad]))
 
 
 def test_a_cycle_is_refused():
     loop: list[Any] = []
     loop.append(loop)
-    with pytest.raises(LedgerError, match="nested deeper than 200 levels"):
+    with pytest.raises(DataRefused, match="nested deeper than 200 levels"):
         encode_prompt(Prompt(id="p", text="x", label=loop))

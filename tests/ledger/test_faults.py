@@ -1,7 +1,6 @@
 """A full or failing disk at any write: nothing pretends to be committed, nothing is corrupt, a restart goes on."""
 
 import errno
-import sys
 from collections.abc import Callable
 
 import apsw
@@ -58,18 +57,6 @@ def check_after(contents: dict[str, bytes], allowed: list[Recovered]) -> None:
         assert store.commit([record_of([pulled(99)])]) == [None]
     finally:
         store.close()
-
-
-@pytest.fixture
-def swallowed_by_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors that SQLite itself passes over, as those of tidying its log, have no caller; Python calls them unraisable."""
-    before = sys.unraisablehook
-
-    def hook(unraisable) -> None:
-        if not isinstance(unraisable.exc_value, apsw.Error):
-            before(unraisable)
-
-    monkeypatch.setattr(sys, "unraisablehook", hook)
 
 
 @pytest.mark.usefixtures("swallowed_by_sqlite")

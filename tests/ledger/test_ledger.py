@@ -12,7 +12,7 @@ import trio
 from trio_rollout._core.enums import Cause
 from trio_rollout._core.events import Event, Filtered, Recovered, Restored, VersionChanged
 from trio_rollout._core.values import Prompt
-from trio_rollout.errors import LedgerError
+from trio_rollout.errors import DataRefused, LedgerError
 from trio_rollout.ledger import open_ledger
 from trio_rollout.ledger._codec import decode_failure
 from trio_rollout.ledger._open import DiskLedger
@@ -167,10 +167,10 @@ async def test_data_that_cannot_be_stored_fails_its_own_caller_only(path):
     async with open_ledger(path) as ledger:
         await ledger.begin(IDENTITY)
         bad = attrs.evolve(pulled(1), prompts=(Prompt(id="p", text="x", metadata={"k": object()}),))
-        with pytest.raises(LedgerError, match=r"prompt 0/p can't be written to the ledger: metadata\['k'\]"):
+        with pytest.raises(DataRefused, match=r"prompt 0/p can't be written to the ledger: metadata\['k'\]"):
             await ledger.record([bad])
         odd = attrs.evolve(pulled(1), prompts=(Prompt(id="\ud83d", text="x"),))
-        with pytest.raises(LedgerError, match="surrogates not allowed"):
+        with pytest.raises(DataRefused, match="surrogates not allowed"):
             await ledger.record([odd])
         await ledger.record([pulled(1)])
 

@@ -123,7 +123,7 @@ def broken_promises(told: Told, *, deaf: Callable[[Op], bool] | None = None, byt
 @pytest.mark.parametrize("bytes_apart", [509, pytest.param(7, marks=pytest.mark.soak)])
 def test_a_power_cut_anywhere_loses_nothing_that_was_promised(told, bytes_apart):
     """Every operation of commit, recycle, retire, checkpoint, open and close; every byte of an unsynced segment tail."""
-    assert list(broken_promises(told, bytes_apart=bytes_apart)) == []
+    assert next(broken_promises(told, bytes_apart=bytes_apart), None) is None
 
 
 def names_after_segment() -> Callable[[Op], bool]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .._core.enums import Cause, Status, Stop
 from .._core.sampling import SamplingParams
 from .._core.values import Failure, Group, GroupId, Prompt, Segment, Trajectory, VersionSpan
-from ..errors import LedgerError
+from ..errors import DataRefused
 from ._userdata import UnencodableError, array, array_from, packed, plain, text, unpacked
 
 
@@ -157,16 +157,16 @@ def _encoded(what: str, encode: Callable[[Any], object], value: object) -> bytes
     try:
         return packed(encode(value))
     except UnencodableError as error:
-        raise LedgerError(f"{what} can't be written to the ledger: {error}") from None
+        raise DataRefused(f"{what} can't be written to the ledger: {error}") from None
     except (OverflowError, TypeError, ValueError) as error:
-        raise LedgerError(f"{what} can't be written to the ledger: {error}") from error
+        raise DataRefused(f"{what} can't be written to the ledger: {error}") from error
 
 
 def encode_prompt(prompt: Prompt) -> bytes:
     """A prompt as msgpack.
 
     Raises:
-      LedgerError: names the prompt and the part of it that can't be stored.
+      DataRefused: names the prompt and the part of it that can't be stored.
 
     """
     return _encoded(f"prompt {prompt.group_id}", _prompt, prompt)
@@ -181,7 +181,7 @@ def encode_group(group: Group) -> bytes:
     """A group as msgpack.
 
     Raises:
-      LedgerError: names the group, the trajectory and the key that can't be stored.
+      DataRefused: names the group, the trajectory and the key that can't be stored.
 
     """
     return _encoded(f"group {group.id}", _group, group)

@@ -55,6 +55,7 @@ class GroupCommit(Generic[T]):
     _enough: trio.Event = attrs.field(factory=trio.Event, init=False)
     _refusal: LedgerError | None = attrs.field(default=None, init=False)
 
+    @trio.lowlevel.enable_ki_protection  # between queueing and waiting there is no place for a KeyboardInterrupt
     async def submit(self, item: T, size: int) -> None:
         """Have an item written.
 
@@ -87,6 +88,7 @@ class GroupCommit(Generic[T]):
         if len(self._waiting) >= self._limits.items or self._waiting_bytes >= self._limits.bytes:
             self._enough.set()
 
+    @trio.lowlevel.enable_ki_protection  # who was accepted waits for an answer, whatever happens
     async def serve(self) -> None:
         """Write batches until cancelled. A write that has begun is finished first."""
         while True:
@@ -136,7 +138,7 @@ class GroupCommit(Generic[T]):
 
 def _again(error: LedgerError) -> LedgerError:
     """The same failure for another caller: an exception object shared by tasks would collect all their tracebacks."""
-    copy = LedgerError(*error.args)
+    copy = type(error)(*error.args)
     copy.__cause__ = error.__cause__
     return copy
 

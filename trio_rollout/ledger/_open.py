@@ -59,8 +59,9 @@ class DiskLedger:
         the write's end and returns normally.
 
         Raises:
-          LedgerError: the events contradict what the ledger knows or hold data that can't be stored (then only they are
-            refused), or this write or one before it failed (then nothing will ever be written again).
+          DataRefused: they hold user data that can't be stored; only they are refused.
+          LedgerError: they contradict what the ledger knows (only they are refused), or this write or one before it
+            failed (nothing will ever be written again).
 
         """
         if not self._begun:

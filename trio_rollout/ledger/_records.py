@@ -39,7 +39,7 @@ def encoded(event: Event) -> Encoded:
     """The event with its bodies encoded.
 
     Raises:
-      LedgerError: user data in it can't be stored; says of which group, and where in it.
+      DataRefused: user data in it can't be stored; says of which group, and where in it.
 
     """
     match event:

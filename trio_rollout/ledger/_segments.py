@@ -62,7 +62,7 @@ class Segments:
             number = number_of(name)
             if number is not None and number not in named:
                 self._delete(name)
-            elif name.endswith(_DEAD):
+            elif name.endswith(_DEAD) and number_of(name.removesuffix(_DEAD) + _LIVE) is not None:
                 self.disk.delete(name)
         for number, (end, live) in sorted(named.items()):
             self._cut(number, end, present=name_of(number) in names)

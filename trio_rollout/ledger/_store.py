@@ -12,7 +12,7 @@ import apsw
 import attrs
 
 from .._core.events import Recovered, RunIdentity
-from ..errors import LedgerError
+from ..errors import DataRefused, LedgerError
 from . import _schema
 from ._apply import Apply
 from ._disk import Disk
@@ -138,7 +138,7 @@ class Store:
         except LedgerError as refusal:
             fate = refusal
         except (ValueError, TypeError, OverflowError) as error:  # a value that SQLite has no place for
-            fate = LedgerError(f"ledger {self.where}: an event can't be written: {error}")
+            fate = DataRefused(f"ledger {self.where}: an event can't be written: {error}")
         else:
             return None
         del self._rows.moves[mark:]
