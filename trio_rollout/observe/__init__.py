@@ -1,5 +1,25 @@
-"""Looking at a run while it runs: the task tree, the step watchdog, instruments and metrics."""
+"""Looking at a run while it runs: the task tree, the step watchdog, instruments and metrics.
 
+``task_tree()`` shows who waits for what; ``open_step_watchdog()`` names what blocks the event loop; the instruments are for
+``open_rollout_engine(instruments=[...])``.
+"""
+
+from ._instruments import CountingInstrument as CountingInstrument
+from ._instruments import LogInstrument as LogInstrument
+from ._metrics import Metrics as Metrics
+from ._metrics import MetricsInstrument as MetricsInstrument
 from ._tree import task_tree as task_tree
+from ._watchdog import SlowStep as SlowStep
+from ._watchdog import StepWatchdog as StepWatchdog
+from ._watchdog import open_step_watchdog as open_step_watchdog
 
-__all__ = ["task_tree"]
+__all__ = [
+    "CountingInstrument",
+    "LogInstrument",
+    "Metrics",
+    "MetricsInstrument",
+    "SlowStep",
+    "StepWatchdog",
+    "open_step_watchdog",
+    "task_tree",
+]

@@ -35,9 +35,15 @@ def await_stack(task: trio.lowlevel.Task) -> list[str]:
 
 
 def where(task: trio.lowlevel.Task) -> str:
-    """``task @ function:line``: the innermost await of the task that is not Trio's."""
-    own = [frame_label(frame, line) for frame, line in _frames(task) if not frame.f_code.co_filename.startswith(_TRIO)]
-    return f"{task_label(task)} @ {own[-1] if own else 'Trio'}"
+    """``task @ function:line``: the innermost await of the task that is not inside Trio."""
+    inside_trio = ""
+    own = ""
+    for frame, line in _frames(task):
+        if frame.f_code.co_filename.startswith(_TRIO):
+            inside_trio = inside_trio or frame.f_code.co_qualname
+        else:
+            own = frame_label(frame, line)
+    return f"{task_label(task)} @ {own or inside_trio or 'its end'}"
 
 
 def task_label(task: trio.lowlevel.Task) -> str:

@@ -1,0 +1,77 @@
+"""A thread that looks at the event loop's thread while a step of it goes on for too long, and takes its stack.
+
+The only thread of the package that is not Trio's: whoever wants to see a blocked loop must not wait for it. It can look only
+while the blocking code lets other threads run; code that holds the GIL is named by the step watchdog when it is done.
+"""
+
+import itertools
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TypeAlias
+
+import trio
+
+_LOGGER = logging.getLogger("trio_rollout.observe")
+
+wall_clock = time.perf_counter
+"""Seconds of real time, also where a run's own clock is virtual."""
+
+_SHORTEST_POLL_S, _LONGEST_POLL_S = 0.005, 0.5
+_DEEPEST = 30
+
+
+Step: TypeAlias = tuple[trio.lowlevel.Task, float]
+"""One task step under way, and when it began. A step is recognised by the identity of its tuple."""
+
+
+def stack_of(frame: FrameType | None, *, below: str) -> tuple[str, ...]:
+    """``function (file:line)``, outermost first, of what runs below the outermost function of the name ``below``."""
+    entries = [
+        f"{inner.f_code.co_qualname} ({inner.f_code.co_filename}:{line})" for inner, line in traceback.walk_stack(frame)
+    ]
+    own = list(itertools.takewhile(lambda entry: not entry.startswith(f"{below} ("), entries))
+    return tuple(reversed(own[:_DEEPEST]))
+
+
+@contextmanager
+def sampling(
+    current: Callable[[], Step | None], seen: Callable[[Step, tuple[str, ...]], None], *, threshold: float
+) -> Generator[None]:
+    """Watch this thread's steps meanwhile: one that takes longer than ``threshold`` seconds is logged with its stack.
+
+    A step that goes on is logged again each time its duration has doubled, so that one sees whether it moves. ``seen`` is
+    told each time, in the sampling thread.
+    """
+    over = threading.Event()
+    engine = threading.get_ident()
+
+    def watch() -> None:
+        last: Step | None = None
+        due = threshold
+        while not over.wait(min(max(threshold / 2, _SHORTEST_POLL_S), _LONGEST_POLL_S)):
+            step = current()
+            if step is not last:
+                last, due = step, threshold
+            if step is None or (lasted := wall_clock() - step[1]) <= due:
+                continue
+            due = 2 * lasted
+            stack = stack_of(sys._current_frames().get(engine), below="unrolled_run")
+            if current() is step:  # else it was over before the stack was taken, which then shows another one
+                seen(step, stack)
+                _LOGGER.warning(
+                    "%s blocks the event loop, for %.2f s now:\n  %s", step[0].name, lasted, "\n  ".join(stack)
+                )
+
+    thread = threading.Thread(target=watch, name="trio_rollout step sampler", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -1,0 +1,122 @@
+"""Which task blocks the event loop: every step that takes too long, by name, and what it was doing.
+
+About 1.5 microseconds a step, so it may stay on.
+"""
+
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from typing import final
+
+import attrs
+import trio
+
+from ._frames import where
+from ._sampler import Step, sampling, wall_clock
+
+_LOGGER = logging.getLogger("trio_rollout.observe")
+_MOST_KEPT = 100
+
+
+@final
+@attrs.frozen(kw_only=True)
+class SlowStep:
+    """A step during which nothing else could run."""
+
+    task: str
+    """The task's name."""
+    where: str
+    """``task @ function:line``: the await at which the step ended."""
+    seconds: float
+    stack: tuple[str, ...]
+    """What it was doing, outermost first, if that could be seen while it lasted."""
+
+    def __str__(self) -> str:
+        doing = f", in {self.stack[-1]}" if self.stack else ""
+        return f"{self.where} blocked the event loop for {self.seconds:.3f} s{doing}"
+
+
+@final
+class StepWatchdog(trio.abc.Instrument):
+    """Measures every task step. ``open_step_watchdog`` makes one and installs it."""
+
+    def __init__(self, *, threshold: float, on_slow: Callable[[SlowStep], None] | None = None) -> None:
+        if not threshold > 0:
+            raise ValueError(f"StepWatchdog: threshold must be above 0 seconds, got {threshold!r}")
+        self.threshold = threshold
+        self.slow: deque[SlowStep] = deque(maxlen=_MOST_KEPT)
+        """The last slow steps."""
+        self.count = 0
+        """How many steps were slow."""
+        self.longest_s = 0.0
+        """Duration of the longest step."""
+        self._on_slow = on_slow
+        # One attribute each, with all that belongs together: both are read and written by two threads without a lock.
+        self._step: Step | None = None
+        self._sample: tuple[Step, tuple[str, ...]] | None = None
+
+    def __repr__(self) -> str:
+        return f"<StepWatchdog {self.count} steps above {self.threshold:g} s, longest {self.longest_s:.3f} s>"
+
+    def current(self) -> Step | None:
+        """The step under way; may be called from any thread."""
+        return self._step
+
+    def seen(self, step: Step, stack: tuple[str, ...]) -> None:
+        """The sampler saw this step at this place; may be called from any thread."""
+        self._sample = (step, stack)
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Trio calls it."""
+        self._step = (task, wall_clock())
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Trio calls it."""
+        step = self._step
+        if step is None:  # it was installed during this very step
+            return
+        self._step = None
+        seconds = wall_clock() - step[1]
+        self.longest_s = max(self.longest_s, seconds)
+        if seconds > self.threshold:
+            sample = self._sample
+            stack = sample[1] if sample is not None and sample[0] is step else ()
+            self._report(SlowStep(task=task.name, where=where(task), seconds=seconds, stack=stack))
+
+    def _report(self, slow: SlowStep) -> None:
+        self.count += 1
+        self.slow.append(slow)
+        if self._on_slow is None:
+            _LOGGER.warning("%s", slow)
+            return
+        try:
+            self._on_slow(slow)
+        except Exception:
+            _LOGGER.exception("on_slow raised for: %s", slow)
+
+
+@asynccontextmanager
+async def open_step_watchdog(
+    *, threshold: float = 0.1, on_slow: Callable[[SlowStep], None] | None = None, sample: bool = True
+) -> AsyncGenerator[StepWatchdog]:
+    """Watch the steps of this Trio run until the block is left; slow ones are logged, or go to ``on_slow``.
+
+    ``threshold`` is in seconds of real time. With ``sample`` a thread takes the stack of a step while it still blocks.
+    Entering and leaving do not block. ``on_slow`` is called between two steps: it must not block either.
+    """
+    await trio.lowlevel.checkpoint()
+    watchdog = StepWatchdog(threshold=threshold, on_slow=on_slow)
+    with ExitStack() as stack:
+        if sample:
+            stack.enter_context(sampling(watchdog.current, watchdog.seen, threshold=threshold))
+        trio.lowlevel.add_instrument(watchdog)
+        stack.callback(_remove, watchdog)
+        yield watchdog
+
+
+def _remove(watchdog: StepWatchdog) -> None:
+    try:
+        trio.lowlevel.remove_instrument(watchdog)
+    except KeyError:  # Trio drops an instrument that raised
+        _LOGGER.warning("the step watchdog failed and has not been watching to the end")
