@@ -92,6 +92,7 @@ def test_one_call_cancelled_at_any_step_loses_nothing(call):
                     await batch.ack()
                 lives.acked.extend(group.prompt.id for group in batch.groups)
             await consume(w.engine, lives, 0.0)
+            assert len(lives.acked) == COUNT, w.engine.statistics()
         return await second_life(runs, lives)
 
     sweep = cancel_everywhere(scenario, lambda lives, point: lives.check())

@@ -55,7 +55,7 @@ def decide(size: int, supply: Supply) -> Decision:
     if not over:
         return Decision(Answer.WAIT)
     if supply.ready:
-        return Decision(Answer.TAKE, supply.ready)
+        return Decision(Answer.TAKE, min(size, supply.ready))
     if supply.failed:
         return Decision(Answer.FAILED)
     return Decision(Answer.CLOSED if supply.drained else Answer.END)
