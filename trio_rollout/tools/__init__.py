@@ -15,6 +15,7 @@ from ._exec_tools import ExecCommandTool, ShellTool, WriteStdinTool
 from ._expiration import StopKind
 from ._limits import ExecLimits, OnTurnCancel
 from ._local_sandbox import LocalSandboxes
+from ._network import AllowedHosts, NetworkGrant, NetworkPolicy, ProxyPolicy, open_proxy_policy
 from ._pause import PauseState
 from ._rollout_tools import RolloutTools, open_rollout_tools
 from ._sandbox import Sandbox, open_sandbox
@@ -74,6 +75,7 @@ __all__ = [
     "MINIMAL_ENVIRONMENT",
     "Aborted",
     "AbortedOutput",
+    "AllowedHosts",
     "Block",
     "Blocked",
     "CallTiming",
@@ -106,6 +108,8 @@ __all__ = [
     "LifecycleEvent",
     "LifecycleListener",
     "LocalSandboxes",
+    "NetworkGrant",
+    "NetworkPolicy",
     "NeverRan",
     "OnTurnCancel",
     "Outcome",
@@ -113,6 +117,7 @@ __all__ = [
     "PauseState",
     "ProcessFailed",
     "ProcessInfo",
+    "ProxyPolicy",
     "RespondToModel",
     "Rewrite",
     "RolloutTools",
@@ -144,6 +149,7 @@ __all__ = [
     "WriteToStdinError",
     "abort_text",
     "open_exec_sessions",
+    "open_proxy_policy",
     "open_rollout_tools",
     "open_sandbox",
     "run_captured",

@@ -22,6 +22,7 @@ from ._dispatch import OnTiming, ToolRuntime
 from ._expiration import Expiration, as_events
 from ._limits import ExecLimits
 from ._local_sandbox import LocalSandboxes
+from ._network import NetworkPolicy
 from ._pause import PauseState
 from ._sandbox import Sandbox, open_sandbox
 from ._sandbox_provider import SandboxProvider, SandboxSettings
@@ -101,7 +102,12 @@ class RolloutTools:
         return checked(result, command) if check else result
 
     def open_sessions(
-        self, *, pause: PauseState | None = None, listeners: Sequence[SessionListener] = (), drain_timeout: float = 5.0
+        self,
+        *,
+        network: NetworkPolicy | None = None,
+        pause: PauseState | None = None,
+        listeners: Sequence[SessionListener] = (),
+        drain_timeout: float = 5.0,
     ) -> AbstractAsyncContextManager[ExecSessions]:
         """Exec sessions inside this rollout: ``async with rollout.tools.open_sessions() as sessions``.
 
@@ -110,6 +116,7 @@ class RolloutTools:
         return open_exec_sessions(
             self._supervisor.spawn,
             limits=self._limits,
+            network=network,
             pause=pause,
             listeners=(*listeners, self._session_progress),
             ports=self._ports,

@@ -140,6 +140,11 @@ class Session:
             self.error = error
         self.changed()
 
+    def finish_denial(self) -> None:
+        """Let the policy that may deny the session forget it."""
+        if self.denial is not None:
+            self.denial.finish()
+
     def release(self) -> None:
         """Nobody needs it any more: what is left of it is killed and reaped."""
         self.let_go = True
@@ -150,8 +155,7 @@ class Session:
         if self.status is None and self.child is not None:
             self.status = self.child.exited() or ExitStatus(None)
         self.gone = self.output_closed = self.denial_settled = True
-        if self.denial is not None:
-            self.denial.finish()
+        self.finish_denial()
         self.tell_end()
         self.changed()
 

@@ -33,10 +33,22 @@ async def live(
       SpawnError, ToolError: before it has reported: it could not be started.
 
     """
-    session.child = child = await spawn(session.command)
+    try:
+        session.child = child = await spawn(session.command)
+    except BaseException:
+        session.finish_denial()
+        raise
     try:
         session.report.begin()
-        await _watch(session, child, store, task_status)
+        async with trio.open_nursery() as nursery:
+            await _settle_in(session, child, nursery)
+            task_status.started()
+            # Where the caller was cancelled just now, this task was not taken over and ends at its next checkpoint.
+            if not session.ended and trio.current_effective_deadline() != -math.inf:
+                store(session)
+                nursery.start_soon(_watch_end, session)
+            await session.until(lambda: session.let_go)
+            nursery.cancel_scope.cancel("the session was let go")
     except* Exception as group:  # ruff: ignore[blind-except]  a bug in one session must not end the others
         _log.exception("a task of session %d failed", session.process_id)
         session.lose(ToolError(f"session {session.process_id}: {group.exceptions[0]!r}"))
@@ -49,22 +61,14 @@ async def live(
         on_gone(session, proven)
 
 
-async def _watch(
-    session: Session, child: Child, store: Callable[[Session], None], task_status: trio.TaskStatus[None]
-) -> None:
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_read_output, session, child)
-        nursery.start_soon(_watch_exit, session, child)
-        nursery.start_soon(_watch_denial, session)
-        with trio.move_on_after(session.limits.early_exit):
-            await session.until(lambda: session.ended)
-        task_status.started()
-        # Where the caller was cancelled just now, this task was not taken over and ends at its next checkpoint.
-        if not session.ended and trio.current_effective_deadline() != -math.inf:
-            store(session)
-            nursery.start_soon(_watch_end, session)
-        await session.until(lambda: session.let_go)
-        nursery.cancel_scope.cancel("the session was let go")
+async def _settle_in(session: Session, child: Child, nursery: trio.Nursery) -> None:
+    """Start to watch the process, and give it the time to exit at once."""
+    nursery.start_soon(_read_output, session, child)
+    nursery.start_soon(_watch_exit, session, child)
+    nursery.start_soon(_watch_denial, session)
+    with trio.move_on_after(session.limits.early_exit):
+        await session.until(lambda: session.ended)
+    await trio.lowlevel.checkpoint()
 
 
 async def _read_output(session: Session, child: Child) -> None:

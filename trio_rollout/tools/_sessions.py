@@ -20,6 +20,7 @@ from ._collect import collect, exec_yield, poll_yield, write_yield
 from ._command import Argv, Command, MakeCommand, plain_command
 from ._denial import DenialHandle
 from ._limits import ExecLimits
+from ._network import NetworkPolicy
 from ._pause import PauseState
 from ._session import Session
 from ._session_host import SessionHost, unknown
@@ -38,6 +39,7 @@ class ExecSessions:
 
     _host: SessionHost
     _make: MakeCommand
+    _network: NetworkPolicy | None
 
     def __repr__(self) -> str:
         counts = self.statistics()
@@ -72,7 +74,8 @@ class ExecSessions:
 
         """
         with self._host.calling():
-            session = self._host.new(self._command(argv, cwd, env, tty=tty), call_id, denial, process_id)
+            command, denial = self._under_policy(self._command(argv, cwd, env, tty=tty), denial)
+            session = self._host.new(command, call_id, denial, process_id)
             async with self._host.on_call(session):
                 await self._host.start(session, stored=True)
                 began = trio.current_time()
@@ -101,7 +104,8 @@ class ExecSessions:
 
         """
         with self._host.calling():
-            session = self._host.new(self._command(argv, cwd, env, tty=tty), call_id, denial, None)
+            command, denial = self._under_policy(self._command(argv, cwd, env, tty=tty), denial)
+            session = self._host.new(command, call_id, denial, None)
             async with self._host.on_call(session):
                 await self._host.start(session, stored=False)
                 began = trio.current_time()
@@ -201,6 +205,13 @@ class ExecSessions:
         command = self._make(argv, cwd=None if cwd is None else fspath(cwd), env=env, tty=size)
         return attrs.evolve(command, merge_stderr=True)
 
+    def _under_policy(self, command: Command, denial: DenialHandle | None) -> tuple[Command, DenialHandle | None]:
+        """The command with what the network policy grants it, unless the call brought a denial handle of its own."""
+        if denial is not None or self._network is None:
+            return command, denial
+        grant = self._network.grant()
+        return attrs.evolve(command, env={**command.env, **grant.env}), grant.denial
+
     async def _interact(self, session: Session, data: str, wait: float, tokens: int | None) -> ExecOutput:
         host = self._host
         began = trio.current_time()
@@ -218,6 +229,7 @@ async def open_exec_sessions(
     *,
     command: MakeCommand = plain_command,
     limits: ExecLimits | None = None,
+    network: NetworkPolicy | None = None,
     pause: PauseState | None = None,
     listeners: tuple[SessionListener, ...] = (),
     ports: Ports | None = None,
@@ -227,7 +239,7 @@ async def open_exec_sessions(
     """Own exec sessions for the length of a block. Use ``rollout.tools.open_sessions()`` inside a rollout.
 
     Without ``spawn`` the sessions have a supervisor of their own; ``command`` makes what it is given from the arguments
-    of a call. Leaving blocks: calls under way in other tasks get
+    of a call. Each session is granted what ``network`` allows, and ends when it asks for more. Leaving blocks: calls under way in other tasks get
     ``drain_timeout`` (none, if the block failed or was cancelled), then every process is killed and reaped, shielded,
     within ``limits.teardown``.
     """
@@ -243,4 +255,4 @@ async def open_exec_sessions(
             await host.leave(0.0 if error is not None else drain_timeout)
 
         async with open_service(host.serve, leave):
-            yield ExecSessions(host, command)
+            yield ExecSessions(host, command, network)

@@ -1,0 +1,185 @@
+"""The network policy: a proxy with a list, which ends the session that asks for more and no other."""
+
+import base64
+import sys
+from functools import partial
+
+import pytest
+import trio
+
+from trio_rollout.tools import (
+    AllowedHosts,
+    ExecLimits,
+    ProcessFailed,
+    SpawnError,
+    open_exec_sessions,
+    open_proxy_policy,
+)
+from trio_rollout.tools._proxy import Request, Target
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "allowed"),
+    [
+        ("pypi.org", 443, True),
+        ("PyPI.org.", 80, True),
+        ("files.pythonhosted.org", 443, True),
+        ("pythonhosted.org", 443, False),  # what is below it, not itself
+        ("evilpythonhosted.org", 443, False),
+        ("mirror.lan", 8080, True),
+        ("mirror.lan", 443, False),
+        ("evil.example", 443, False),
+        ("127.0.0.1", 80, False),
+    ],
+)
+def test_what_the_list_allows(host, port, allowed):
+    hosts = AllowedHosts(["pypi.org", "*.PythonHosted.org", "mirror.lan:8080"])
+
+    assert hosts.allows(Target(host, port)) == allowed
+
+
+def test_requests_are_read():
+    tunnel = Request(b"CONNECT pypi.org:443 HTTP/1.1\r\nHost: pypi.org:443\r\n\r\n")
+    plain = Request(
+        b"GET http://pypi.org:8080/a?b=c HTTP/1.1\r\nHost: pypi.org\r\nProxy-Authorization: Basic "
+        + base64.b64encode(b"session:t0ken")
+        + b"\r\nConnection: keep-alive\r\n\r\n"
+    )
+
+    assert (tunnel.is_tunnel, tunnel.target, tunnel.token()) == (True, Target("pypi.org", 443), None)
+    assert (plain.is_tunnel, plain.target, plain.token()) == (False, Target("pypi.org", 8080), "t0ken")
+    assert plain.for_the_server() == b"GET /a?b=c HTTP/1.1\r\nHost: pypi.org\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET ftp://x/ HTTP/1.1\r\n\r\n",
+        b"CONNECT /x HTTP/1.1\r\n\r\n",
+        b"nonsense\r\n\r\n",
+        b"\x16\x03\x01\r\n\r\n",
+    ],
+)
+def test_what_is_no_request_to_a_proxy_is_refused(head):
+    with pytest.raises(ValueError):  # ruff: ignore[pytest-raises-too-broad]  the parser's words
+        Request(head)
+
+
+@pytest.fixture
+async def service(nursery):
+    """Something to reach: says hello to whoever connects and speaks HTTP; its port."""
+
+    async def hello(stream):
+        async with stream:
+            await stream.receive_some()
+            await stream.send_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
+
+    listeners = await nursery.start(partial(trio.serve_tcp, hello, 0, host="127.0.0.1"))
+    return listeners[0].socket.getsockname()[1]
+
+
+@pytest.fixture
+async def policy(service):
+    async with open_proxy_policy([f"127.0.0.1:{service}"]) as policy:
+        yield policy
+
+
+async def say(policy, request, *, token=None):
+    """One request to the proxy, and everything it answers."""
+    credentials = base64.b64encode(f"session:{token}".encode())
+    async with await trio.open_tcp_stream("127.0.0.1", policy._port) as stream:
+        await stream.send_all(request.replace(b"TOKEN", credentials))
+        with trio.fail_after(10):
+            answer = b""
+            while chunk := await stream.receive_some():
+                answer += chunk
+        return answer
+
+
+def token_of(grant):
+    return grant.env["http_proxy"].split("session:")[1].split("@")[0]
+
+
+def connect(port, host="127.0.0.1"):
+    return b"CONNECT %b:%d HTTP/1.1\r\nProxy-Authorization: Basic TOKEN\r\n\r\n" % (host.encode(), port)
+
+
+async def test_a_tunnel_to_an_allowed_host_is_bytes_both_ways(policy, service):
+    grant = policy.grant()
+    answer = await say(policy, connect(service) + b"GET / HTTP/1.1\r\n\r\n", token=token_of(grant))
+
+    assert answer.startswith(b"HTTP/1.1 200 Connection established\r\n\r\nHTTP/1.1 200 OK")
+    assert answer.endswith(b"hello")
+    assert not grant.denial.denied
+
+
+async def test_a_plain_request_to_an_allowed_host_is_passed_on(policy, service):
+    request = b"GET http://127.0.0.1:%d/x HTTP/1.1\r\nProxy-Authorization: Basic TOKEN\r\n\r\n" % service
+
+    assert (await say(policy, request, token=token_of(policy.grant()))).endswith(b"hello")
+
+
+async def test_anything_else_is_forbidden_and_denies_that_session_alone(policy, service):
+    asking, other = policy.grant(), policy.grant()
+    answer = await say(policy, connect(443, "evil.example"), token=token_of(asking))
+
+    assert answer.startswith(b"HTTP/1.1 403 Forbidden")
+    assert asking.denial.message == "Network access to evil.example:443 was denied by the sandbox network proxy."
+    assert not other.denial.denied
+
+
+async def test_without_a_sessions_token_nothing_is_reached(policy, service):
+    assert (await say(policy, connect(service), token="guessed")).startswith(b"HTTP/1.1 407")
+    assert (await say(policy, b"CONNECT 127.0.0.1:%d HTTP/1.1\r\n\r\n" % service)).startswith(b"HTTP/1.1 407")
+
+
+async def test_a_finished_session_has_no_token_any_more(policy, service):
+    grant = policy.grant()
+    grant.denial.finish()
+
+    assert (await say(policy, connect(service), token=token_of(grant))).startswith(b"HTTP/1.1 407")
+    assert policy.open_grants == 0
+
+
+async def test_a_host_that_is_down_is_a_bad_gateway_and_no_denial(service):
+    async with open_proxy_policy(["127.0.0.1"]) as policy:
+        grant = policy.grant()
+        answer = await say(policy, connect(1), token=token_of(grant))
+
+    assert answer.startswith(b"HTTP/1.1 502")
+    assert not grant.denial.denied
+
+
+async def test_nonsense_is_a_bad_request(policy):
+    assert (await say(policy, b"\x16\x03\x01\x00 not http\r\n\r\n")).startswith(b"HTTP/1.1 400")
+
+
+FETCH = "import urllib.request, sys; print(urllib.request.urlopen(sys.argv[1], timeout=10).read().decode())"
+
+
+async def test_a_real_session_reaches_what_is_allowed(policy, service):
+    async with open_exec_sessions(network=policy) as sessions:
+        output = await sessions.exec_command(
+            [sys.executable, "-c", FETCH, f"http://127.0.0.1:{service}/"], call_id="c", yield_time=20
+        )
+
+    assert (output.output, output.exit_code) == (b"hello\n", 0)
+    assert policy.open_grants == 0
+
+
+async def test_a_real_session_that_asks_for_more_is_ended(policy, service):
+    async with open_exec_sessions(network=policy, limits=ExecLimits(late_denial=0.5)) as sessions:
+        with pytest.raises(ProcessFailed, match=r"Network access to evil\.example:80 was denied"):
+            await sessions.exec_command(
+                [sys.executable, "-c", FETCH, "http://evil.example/"], call_id="c", yield_time=20
+            )
+        assert sessions.list_processes() == ()
+
+
+async def test_a_session_that_never_started_gives_its_grant_back(policy):
+    async with open_exec_sessions(network=policy) as sessions:
+        with pytest.raises(SpawnError):
+            await sessions.exec_command(["nosuchprogram"], call_id="c")
+
+    assert policy.open_grants == 0

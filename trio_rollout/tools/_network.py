@@ -1,0 +1,129 @@
+"""Network policies: what a session may reach. One that works everywhere: a proxy with a list of allowed hosts.
+
+The hook is the grant: variables for the command's environment, and a handle through which the policy ends the session when
+it asks for more. The proxy is a policy for programs that keep to their environment, as package managers and HTTP
+clients do. It is **no wall**: a program that opens sockets itself is stopped by a container or a network namespace only.
+"""
+
+import secrets
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Protocol, final
+
+import attrs
+import trio
+
+from .._service import open_service
+from ._denial import DenialHandle
+from ._proxy import Target, serve_proxy_connection
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class NetworkGrant:
+    """What one session gets of a policy: its environment, and the handle that may end it."""
+
+    env: Mapping[str, str]
+    denial: DenialHandle
+
+
+class NetworkPolicy(Protocol):
+    """Decides what sessions may reach."""
+
+    def grant(self) -> NetworkGrant:
+        """Admit one more session. It is forgotten when the session finishes its denial handle."""
+        ...
+
+
+def _lowered(patterns: Iterable[str]) -> tuple[str, ...]:
+    return tuple(pattern.lower() for pattern in patterns)
+
+
+@final
+@attrs.frozen
+class AllowedHosts:
+    """Host names that may be reached: ``example.org``, ``*.example.org`` (what is below it), each with ``:port`` or any."""
+
+    patterns: tuple[str, ...] = attrs.field(converter=_lowered)
+
+    def allows(self, target: Target) -> bool:
+        """Whether this host and port are on the list. Nothing is looked up: an address is not a name."""
+        host = target.host.lower().rstrip(".")
+        return any(self._fits(pattern, host, target.port) for pattern in self.patterns)
+
+    @staticmethod
+    def _fits(pattern: str, host: str, port: int) -> bool:
+        name, _, wanted_port = pattern.partition(":")
+        if wanted_port and int(wanted_port) != port:
+            return False
+        return host.endswith(name[1:]) if name.startswith("*.") else host == name
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class ProxyPolicy:
+    """Sessions may reach what the list allows, through a proxy of ours. Made by ``open_proxy_policy``.
+
+    Each session has a token of its own in its proxy URL, so that a refusal ends the session that asked and no other.
+    """
+
+    _allowed: AllowedHosts
+    _port: int
+    _grants: dict[str, DenialHandle] = attrs.field(factory=dict, init=False)
+
+    def grant(self) -> NetworkGrant:
+        """Admit a session: variables that make its programs use the proxy."""
+        token = secrets.token_hex(16)
+        denial = DenialHandle(on_finish=lambda: self._forget(token))
+        self._grants[token] = denial
+        url = f"http://session:{token}@127.0.0.1:{self._port}"
+        names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy")
+        return NetworkGrant(env=dict.fromkeys(names, url), denial=denial)
+
+    @property
+    def open_grants(self) -> int:
+        """Sessions that have not finished."""
+        return len(self._grants)
+
+    def _forget(self, token: str) -> None:
+        self._grants.pop(token, None)
+
+    def check(self, token: str | None, target: Target) -> str | None:
+        """Why this session may not reach ``target``; None: it may. The refusal is its denial.
+
+        Raises:
+          PermissionError: no session has this token.
+
+        """
+        denial = self._grants.get(token or "")
+        if denial is None:
+            raise PermissionError("no session has this token")
+        if self._allowed.allows(target):
+            return None
+        message = f"Network access to {target.host}:{target.port} was denied by the sandbox network proxy."
+        denial.deny(message)
+        return message
+
+
+@asynccontextmanager
+async def open_proxy_policy(allow: Iterable[str]) -> AsyncGenerator[ProxyPolicy]:
+    """Serve a proxy on the loopback interface for the length of a block.
+
+    ``allow`` lists hosts as ``AllowedHosts`` says. Leaving closes every connection at once.
+
+    Raises:
+      OSError: no port could be bound.
+
+    """
+    allowed = AllowedHosts(allow)
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    policy = ProxyPolicy(allowed, listeners[0].socket.getsockname()[1])
+
+    async def connection(stream: trio.SocketStream) -> None:
+        await serve_proxy_connection(stream, policy.check)
+
+    async def leave(_listeners: list[trio.SocketListener], _error: BaseException | None) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async with open_service(partial(trio.serve_listeners, connection, listeners), leave):
+        yield policy

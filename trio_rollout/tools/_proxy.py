@@ -1,0 +1,161 @@
+"""A small forward proxy: one request a connection, checked, then bytes both ways. HTTP/1.1 on the loopback interface.
+
+It speaks CONNECT, for TLS, and absolute-form requests, for plain HTTP. The head is parsed by httptools; what follows it is
+not looked at, and goes to the server that was checked and nowhere else.
+"""
+
+import base64
+import binascii
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeAlias, final
+from urllib.parse import urlsplit
+
+import attrs
+import httptools
+import trio
+
+_LONGEST_HEAD = 64 << 10  # more than any client sends; the parser itself has no limit
+_HEAD_TIME = 10.0
+_CONNECT_TIME = 30.0
+_TLS_PORT, _PLAIN_PORT = 443, 80
+_GONE = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
+
+
+@attrs.frozen
+class Target:
+    """Where a request wants to go."""
+
+    host: str
+    port: int
+
+
+Check: TypeAlias = Callable[[str | None, Target], str | None]
+"""Why a token may not reach a target; None: it may. PermissionError: there is no such token."""
+
+
+@final
+class Request:
+    """The head of a request to the proxy.
+
+    Raises:
+      ValueError: it is none.
+
+    """
+
+    def __init__(self, head: bytes) -> None:
+        self._url = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        parser = httptools.HttpRequestParser(self)
+        with suppress(httptools.HttpParserUpgrade):  # which is how it says CONNECT
+            try:
+                parser.feed_data(head)
+            except httptools.HttpParserError as error:
+                raise ValueError(str(error)) from error
+        self.method: bytes = parser.get_method()
+        self.target = self._target()
+
+    def on_url(self, url: bytes) -> None:
+        """The parser's: a piece of the request target."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """The parser's: one header."""
+        self.headers.append((name, value))
+
+    @property
+    def is_tunnel(self) -> bool:
+        """Whether it asks for bytes both ways, as TLS needs."""
+        return self.method == b"CONNECT"
+
+    def _target(self) -> Target:
+        text = self._url.decode("ascii")
+        url = urlsplit("//" + text if self.is_tunnel else text)
+        if not url.hostname or url.scheme != ("" if self.is_tunnel else "http"):
+            raise ValueError(f"{text!r} names no host that can be reached")
+        return Target(url.hostname, url.port or (_TLS_PORT if self.is_tunnel else _PLAIN_PORT))
+
+    def token(self) -> str | None:
+        """The password of its proxy authorization."""
+        for name, value in self.headers:
+            scheme, _, credentials = value.partition(b" ")
+            if name.lower() == b"proxy-authorization" and scheme.lower() == b"basic":
+                with suppress(binascii.Error, UnicodeDecodeError):
+                    return base64.b64decode(credentials, validate=True).decode().partition(":")[2]
+        return None
+
+    def for_the_server(self) -> bytes:
+        """The head as the server gets it: in origin form, without what was meant for the proxy."""
+        url = urlsplit(self._url)
+        path = (url.path or b"/") + (b"?" + url.query if url.query else b"")
+        kept = [header for header in self.headers if not header[0].lower().startswith((b"proxy-", b"connection"))]
+        lines = [b"%b: %b" % header for header in [*kept, (b"Connection", b"close")]]
+        return b"\r\n".join([b"%b %b HTTP/1.1" % (self.method, path), *lines, b"", b""])
+
+
+async def serve_proxy_connection(stream: trio.SocketStream, check: Check) -> None:
+    """Serve one connection to its end. Never raises for what a client or a server does."""
+    async with stream:
+        with suppress(*_GONE):
+            await _serve(stream, check)
+    await trio.lowlevel.checkpoint()
+
+
+async def _serve(stream: trio.SocketStream, check: Check) -> None:
+    try:
+        with trio.fail_after(_HEAD_TIME):
+            head, rest = await _read_head(stream)
+        request = Request(head)
+        refusal = check(request.token(), request.target)
+    except (ValueError, trio.TooSlowError) as error:
+        await _answer(stream, b"400 Bad Request", str(error))
+        return
+    except PermissionError as error:
+        await _answer(stream, b"407 Proxy Authentication Required", str(error))
+        return
+    if refusal is not None:
+        await _answer(stream, b"403 Forbidden", refusal)
+        return
+    try:
+        with trio.fail_after(_CONNECT_TIME):
+            server = await trio.open_tcp_stream(request.target.host, request.target.port)
+    except (OSError, trio.TooSlowError) as error:
+        await _answer(stream, b"502 Bad Gateway", repr(error))
+        return
+    async with server:
+        if request.is_tunnel:
+            await stream.send_all(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await server.send_all(rest if request.is_tunnel else request.for_the_server() + rest)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_pump, stream, server, nursery.cancel_scope)
+            nursery.start_soon(_pump, server, stream, nursery.cancel_scope)
+
+
+async def _read_head(stream: trio.SocketStream) -> tuple[bytes, bytes]:
+    """The request's head with its empty line, and what came with it."""
+    await trio.lowlevel.checkpoint()
+    data = bytearray()
+    while (end := data.find(b"\r\n\r\n")) < 0:
+        chunk = await stream.receive_some(8192)
+        if not chunk or len(data) > _LONGEST_HEAD:
+            raise ValueError(f"no request head within {_LONGEST_HEAD} bytes")
+        data += chunk
+    return bytes(data[: end + 4]), bytes(data[end + 4 :])
+
+
+async def _answer(stream: trio.SocketStream, status: bytes, text: str) -> None:
+    body = text.encode() + b"\n"
+    wants = b'Proxy-Authenticate: Basic realm="sandbox"\r\n' if status.startswith(b"407") else b""
+    head = b"HTTP/1.1 %b\r\n%bContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+    await stream.send_all(head % (status, wants, len(body)) + body)
+
+
+async def _pump(source: trio.SocketStream, sink: trio.SocketStream, both: trio.CancelScope) -> None:
+    """Bytes one way, until their end, which is passed on; a broken connection ends both ways."""
+    await trio.lowlevel.checkpoint()
+    try:
+        async for chunk in source:
+            await sink.send_all(chunk)
+        await sink.send_eof()
+    except _GONE:
+        both.cancel("the other side is gone")
