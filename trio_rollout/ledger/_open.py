@@ -82,8 +82,14 @@ class DiskLedger:
         return await self._io(call, limiter=self._limiter)
 
     async def _serve(self, *, task_status: trio.TaskStatus[None]) -> None:
-        task_status.started()
-        await self._commits.serve()
+        """Owns the open store, as a task of its own: not even a Ctrl-C, which hits the main task, keeps it from closing."""
+        await self._run(self._store.open)
+        try:
+            task_status.started()
+            await self._commits.serve()
+        finally:
+            with trio.CancelScope(shield=True):  # unbounded like the write it ends: a thread can't be left behind
+                await self._run(self._store.close)
 
     async def _leave(self, _: object, __: BaseException | None) -> None:
         self._commits.refuse(LedgerError(f"ledger {self._store.where} is closed"))
@@ -103,8 +109,8 @@ async def open_ledger(
     """A durable ledger in a directory, which is created if need be.
 
     ``keep_acked`` keeps acked groups for ``trio-rollout export``; otherwise their space is reclaimed. ``batch`` and
-    ``sizes`` bound commits and files; ``disk`` and ``io`` are for simulations. Entering blocks while what an earlier run left is made consistent; leaving blocks for
-    the write that was accepted, and for closing the database.
+    ``sizes`` bound commits and files; ``disk`` and ``io`` are for simulations. Entering blocks while what an earlier
+    run left is made consistent; leaving blocks for the write that was accepted, and for closing the database.
 
     Raises:
       LedgerError: the ledger is in use by a living process, of a newer format, or damaged.
@@ -113,10 +119,5 @@ async def open_ledger(
     where = fspath(path)
     store = Store(where=where, disk=disk or RealDisk(Path(where)), keep_acked=keep_acked, limits=sizes)
     ledger = DiskLedger(store, io, batch)
-    await ledger._run(store.open)
-    try:
-        async with open_service(ledger._serve, ledger._leave):
-            yield ledger
-    finally:
-        with trio.CancelScope(shield=True):  # unbounded like the write it ends: a thread can't be left behind
-            await ledger._run(store.close)
+    async with open_service(ledger._serve, ledger._leave):
+        yield ledger

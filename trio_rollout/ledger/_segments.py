@@ -1,8 +1,7 @@
 """Segment files: bodies, one behind the other, in append-only files. What is alive in them is what the rows name.
 
-Owns the files and the count of live bytes in each. Segment numbers are never used twice, so that a reader with an old
-row finds no file rather than other bytes; a file is renamed before it is deleted, so that a crash in between leaves a
-name that means "dead".
+Owns the files and the count of live bytes in each. A file is renamed before it is deleted, so that a crash in between
+leaves a name that means "dead". A reader with an old row finds no file, or bytes that fail the row's checksum.
 """
 
 import zlib
@@ -46,7 +45,7 @@ class Segments:
 
     disk: Disk
     roll: int
-    next_number: int = 0
+    next_number: int = attrs.field(default=0, init=False)
     _files: dict[int, _File] = attrs.field(factory=dict, init=False)
     _active: int | None = attrs.field(default=None, init=False)
 
@@ -68,7 +67,7 @@ class Segments:
             self._cut(number, end, present=name_of(number) in names)
             self._files[number] = _File(end, live)
             self._active = number
-        self.next_number = max([self.next_number, *(number + 1 for number in named)])
+        self.next_number = max(named, default=-1) + 1
 
     def _cut(self, number: int, end: int, *, present: bool) -> None:
         name = name_of(number)

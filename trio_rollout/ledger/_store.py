@@ -75,9 +75,7 @@ class Store:
     def _open(self) -> None:
         self._db = db = self.disk.connect()
         _schema.prepare(db, self.where)
-        self._segments = Segments(
-            disk=self.disk, roll=self.limits.segment, next_number=_schema.get_int(db, "next_segment")
-        )
+        self._segments = Segments(disk=self.disk, roll=self.limits.segment)
         self._segments.open(_schema.segments(db))
         self._rows = Rows(db)
         self._apply = Apply(rows=self._rows, read=self._read, keep=self.keep_acked)
@@ -115,7 +113,6 @@ class Store:
         laid = [[(item, [next(places) for _ in item.bodies]) for item in record] for record in batch]
         fates: list[LedgerError | None] = []
         with self._rows.db as db:
-            _schema.put(db, "next_segment", self._segments.next_number)
             fates = [self._commit_one(record) for record in laid]
         self._segments.account(self._rows.take_moves())
         self._free = _schema.free_bytes(db)
@@ -175,8 +172,7 @@ class Store:
     def _move(self, page: Sequence[tuple[Row, InSegment]]) -> None:
         bodies = [self._segments.read(place) for _, place in page]
         places = self._segments.append(bodies)
-        with self._rows.db as db:
-            _schema.put(db, "next_segment", self._segments.next_number)
+        with self._rows.db:
             for (row, _), place in zip(page, places, strict=True):
                 self._rows.set_body(row, place)
         self._segments.account(self._rows.take_moves())
