@@ -1,0 +1,59 @@
+"""The README's code runs as it stands, against the tiny server."""
+
+import json
+import re
+from pathlib import Path
+
+import httpx
+import trio
+
+from trio_rollout import IterableSource, open_rollout_engine
+from trio_rollout.testing import FakeServers, prompts
+from trio_rollout.tiny import DATA, TinySettings, open_tiny_process
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+async def test_the_training_loop_runs(tmp_path):
+    """With its paths, its URL and a trainer filled in, it trains on every group and acks every batch."""
+    (block,) = [block for block in BLOCKS if "open_ledger" in block]
+    lines = [json.dumps({"prompt": f"question {number}", "label": "42"}) for number in range(80)]
+    await trio.Path(tmp_path / "prompts.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    trained, versions = [], iter(range(1, 100))
+    async with open_tiny_process(TinySettings()) as server:
+
+        def push_weights():
+            body = {"new_version": str(next(versions)), "abort_all_requests": False}
+            httpx.post(f"{server.url}/update_weight_version", json=body, trust_env=False).raise_for_status()
+
+        code = (
+            block
+            .replace("trio.run(main)", "")
+            .replace("http://127.0.0.1:30000", server.url)
+            .replace("path/to/tokenizer", str(DATA))
+            .replace("runs/demo", str(tmp_path / "run"))
+            .replace("prompts.jsonl", str(tmp_path / "prompts.jsonl"))
+            .replace("max_new_tokens=512", "max_new_tokens=4")
+        )
+        names = {"train_step": trained.extend, "push_weights": push_weights}
+        exec(compile(code, "README.md", "exec"), names)
+        await names["main"]()
+
+    assert len({group.id for group in trained}) == 80
+    assert {len(group.trajectories) for group in trained} == {8}
+
+
+async def test_the_rollout_of_ones_own_runs(autojump_clock):
+    (block,) = [block for block in BLOCKS if "two_turns" in block]
+
+    async def look_something_up(text):
+        return [7, 8]
+
+    names = {"look_something_up": look_something_up}
+    exec(compile(block, "README.md", "exec"), names)
+    async with open_rollout_engine(IterableSource(prompts(2)), names["two_turns"], servers=FakeServers()) as engine:
+        batch = await engine.next_batch(2)
+
+    (segment,) = batch.groups[0].trajectories[0].segments
+    assert segment.loss_mask.tolist() == [1, 1, 1, 1, 0, 0, 1, 1, 1, 1]
