@@ -18,7 +18,7 @@ def sweep(bug: str, **how) -> Sweep:
 
 
 def test_a_correct_pool_loses_nothing_wherever_it_is_cancelled():
-    for seed in range(3):
+    for seed in range(2):
         found = sweep("", seed=seed, how=[Inject.CANCEL, Inject.CANCEL_TWICE, Inject.INTERRUPT])
         found.require("both in hand")
         assert found.points > 100

@@ -7,7 +7,10 @@ import sys
 import pytest
 import trio
 
+from trio_rollout import SamplingParams, Turn
 from trio_rollout.testing import Arm, InvariantBroken, Point, SimWorld, cancel_everywhere, explore
+
+from trio_rollout.tiny import TinySettings, open_tiny
 
 from . import small_world
 from .small_world import digest, faulty, small
@@ -111,3 +114,20 @@ def test_blocking_calls_take_virtual_time():
         return trio.current_time()
 
     assert 0 < SimWorld(seed=0, blocking_s=10).run(scenario).value <= 10
+
+
+def test_the_tiny_server_answers_in_a_world_too():
+    """A real model behind the simulated network; the same seed, the same tokens and log-probs."""
+
+    async def scenario(world: SimWorld) -> Turn:
+        async with open_tiny(TinySettings(seed=1), ports=world.ports) as tiny:
+            world.net.add_host("http://tiny:1", tiny.serve)
+            async with world.open_servers(["http://tiny:1"]) as servers:
+                turn = await servers.generate([1, 2, 3], SamplingParams(max_new_tokens=5, ignore_eos=True))
+            assert world.net.connections == 0
+        return turn
+
+    first, again = (SimWorld(seed=4).run(scenario) for _ in range(2))
+    assert len(first.value.output_ids) == 5
+    assert first.value == again.value
+    assert first.digest == again.digest

@@ -33,17 +33,17 @@ class _Ended(BaseException):
 class Overseer(trio.abc.Instrument):
     """Watches one run. ``scope`` surrounds the main function; ``verdict`` says why it was stopped, if it was."""
 
-    def __init__(
-        self, trace: StepTrace, *, limit: float, max_steps: int, virtual_time: bool, invariants: Invariants
-    ) -> None:
+    def __init__(self, *, limit: float, max_steps: int, virtual_time: bool, invariants: Invariants | None) -> None:
+        self.trace = StepTrace()
         self.scope = trio.CancelScope()
         self.verdict: SimStopped | None = None
         self.token: trio.lowlevel.TrioToken | None = None
-        self._trace = trace
+        self.wall_limit = None if virtual_time else limit
+        """Limit in seconds of real time, for runs without virtual time."""
         self._limit = limit
         self._max_steps = max_steps
         self._virtual_time = virtual_time
-        self._invariants = invariants
+        self._invariants = Invariants() if invariants is None else invariants
         self._until = math.inf
         self._stage = 0
         self._patience = max_steps
@@ -57,7 +57,7 @@ class Overseer(trio.abc.Instrument):
         """Stop the run for this reason, or more forcefully if it is already being stopped. Called in the run's thread."""
         if self.verdict is None:
             self.verdict = verdict
-            self._patience = self._trace.steps + _GRACE_STEPS
+            self._patience = self.trace.steps + _GRACE_STEPS
             self.scope.cancel(reason=type(verdict).__name__)
             return
         self._stage += 1
@@ -88,8 +88,8 @@ class Overseer(trio.abc.Instrument):
             )
             verdict.__cause__ = error
             self.stop(verdict)
-        if self._trace.steps > self._patience:
-            self._patience = self._trace.steps + _GRACE_STEPS
+        if self.trace.steps > self._patience:
+            self._patience = self.trace.steps + _GRACE_STEPS
             self.stop(SimLivelock(f"livelock: more than {self._max_steps} task steps\n{task_tree()}"))
 
 

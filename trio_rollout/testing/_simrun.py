@@ -17,7 +17,6 @@ from ._overseer import Overseer
 from ._scheduler import seeded_scheduler
 from ._sim_errors import InstrumentDropped, SystemTaskLeft
 from ._stall import stall_watch
-from ._trace import StepTrace
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -57,31 +56,27 @@ def sim_run(
 
     Raises:
       SimDeadlock: no task could ever run again (not found without virtual time).
-      SimTimeout: nothing was left to do before ``limit`` seconds on the run's clock had passed.
-      SimLivelock: more than ``max_steps`` task steps were taken.
+      SimTimeout, SimLivelock: the run would have gone beyond ``limit`` seconds of its clock, or ``max_steps`` task steps.
       SimStalled: a single step did not end within one to two times ``stuck_after`` seconds of wall-clock time.
       InvariantBroken: one of ``invariants`` did not hold between two steps.
-      SystemTaskLeft: a system task was still running at the end.
-      InstrumentDropped: one of ``instruments`` raised; without this it would just have stopped to check.
+      SystemTaskLeft, InstrumentDropped: a system task still ran at the end; one of ``instruments`` had raised.
       BaseException: what ``async_fn`` raises comes out as it is, with a note that names the seed.
 
     """
-    trace = StepTrace()
-    held = invariants or Invariants()
-    overseer = Overseer(trace, limit=limit, max_steps=max_steps, virtual_time=virtual_time, invariants=held)
+    overseer = Overseer(limit=limit, max_steps=max_steps, virtual_time=virtual_time, invariants=invariants)
+    watching = (overseer.trace, overseer, *instruments)
     clock = trio.testing.MockClock(autojump_threshold=0) if virtual_time else None
-    wall_limit = None if virtual_time else limit
     outcome: tuple[T, float] | None = None
     error: BaseException | None = None
     try:
-        with seeded_scheduler(seed), stall_watch(trace, overseer, stuck_after=stuck_after, limit=wall_limit):
-            watching = (trace, overseer, *instruments)
+        with seeded_scheduler(seed), stall_watch(overseer, stuck_after=stuck_after):
             outcome = trio.run(_main, async_fn, args, overseer, watching, clock=clock, instruments=watching)
     except BaseException as raised:  # ruff: ignore[blind-except]  # noqa: ASYNC103 - raised right below, unless there is a verdict
         error = raised
+    steps = overseer.trace.steps
     if outcome is None or overseer.verdict is not None:
-        _raise(overseer.verdict, error, f"sim_run: seed {seed!r}, {trace.steps} steps")
-    return SimResult(value=outcome[0], digest=trace.digest, steps=trace.steps, seconds=outcome[1])
+        _raise(overseer.verdict, error, f"sim_run: seed {seed!r}, {steps} steps")
+    return SimResult(value=outcome[0], digest=overseer.trace.digest, steps=steps, seconds=outcome[1])
 
 
 def _raise(verdict: BaseException | None, error: BaseException | None, note: str) -> NoReturn:

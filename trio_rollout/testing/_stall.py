@@ -17,7 +17,6 @@ import trio
 from ..observe._tree import task_tree
 from ._overseer import Overseer
 from ._sim_errors import SimStalled, SimTimeout
-from ._trace import StepTrace
 
 
 class _Stalled(BaseException):
@@ -25,20 +24,21 @@ class _Stalled(BaseException):
 
 
 @contextmanager
-def stall_watch(trace: StepTrace, overseer: Overseer, *, stuck_after: float, limit: float | None) -> Generator[None]:
-    """Watch the run of this thread meanwhile; with a ``limit``, also stop it after so many wall-clock seconds."""
+def stall_watch(overseer: Overseer, *, stuck_after: float) -> Generator[None]:
+    """Watch the run of this thread meanwhile; where its limit is one of real time, also stop it after that."""
     over = threading.Event()
     engine = threading.get_ident()
 
     def watch() -> None:
-        left, steps = limit, -1
+        limit, steps = overseer.wall_limit, -1
+        left = limit
         while not over.wait(stuck_after if left is None else min(stuck_after, left)):
             if left is not None and (left := max(left - stuck_after, 0.0)) <= 0.0:
                 _soon(lambda: overseer.stop(SimTimeout(f"not over after {limit:g} s\n{task_tree()}")), overseer)
                 left = min(stuck_after, 1.0)
-            if trace.steps == steps and not _waits(engine):
+            if overseer.trace.steps == steps and not _waits(engine):
                 _interrupt(engine, overseer, stuck_after)
-            steps = trace.steps
+            steps = overseer.trace.steps
 
     thread = threading.Thread(target=watch, name="trio_rollout.testing stall watch", daemon=True)
     thread.start()

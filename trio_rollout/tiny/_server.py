@@ -98,7 +98,7 @@ class TinyServer:
         """
         if self.dead.is_set():
             raise trio.BrokenResourceError("the tiny server is dead")
-        self._nursery.start_soon(self._serve, stream)
+        self._nursery.start_soon(self.serve, stream)
 
     async def listen(self, host: str, port: int) -> None:
         """Accept clients on ``host:port`` (0: a free port); sets ``url``.
@@ -110,9 +110,10 @@ class TinyServer:
         listeners = await trio.open_tcp_listeners(port, host=host)
         bound = listeners[0].socket.getsockname()
         self.url = f"http://{f'[{bound[0]}]' if ':' in bound[0] else bound[0]}:{bound[1]}"
-        await self._nursery.start(trio.serve_listeners, self._serve, listeners)
+        await self._nursery.start(trio.serve_listeners, self.serve, listeners)
 
-    async def _serve(self, stream: trio.abc.Stream) -> None:
+    async def serve(self, stream: trio.abc.Stream) -> None:
+        """Serve one client until its connection ends; for whoever brings a nursery of its own."""
         connection = Connection(stream)
         self._connections.add(connection)
         try:
