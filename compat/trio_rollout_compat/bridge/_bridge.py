@@ -1,0 +1,187 @@
+"""The bridge: asyncio functions called from Trio, with Trio's rules for cancellation and errors."""
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, ParamSpec, TypeVar, final
+
+import attrs
+import sniffio
+import trio
+
+from ._account import Account, BridgeStatistics
+from ._backend import Running, answered
+from ._call import Call, Ending, name_of
+from ._ending import Ender
+from ._errors import BridgeClosed, BridgeError, LeakedTasks, as_exception
+from ._iterate import iterate
+from ._policy import BridgeSettings, Offence, OnLeak
+from ._tasks import Hooks
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class Bridge:
+    """Made by ``open_bridge``; belongs to the Trio run that opened it."""
+
+    _running: Running
+    _settings: BridgeSettings
+    _token: trio.lowlevel.TrioToken
+    _account: Account = attrs.field(factory=Account, init=False)
+    _hooks: Hooks = attrs.field(init=False)
+    _ender: Ender = attrs.field(init=False)
+    _closed: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        running = self._running
+        self._hooks = Hooks(running.loop, self._account.note, self._settings.slow_step, running.foreign)
+        self._ender = Ender(running, self._settings, self._account, [])
+
+    def __repr__(self) -> str:
+        return f"<Bridge to {self._running.describe}: {self.statistics()}>"
+
+    async def call(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run an asyncio function on the bridge's loop and return what it returns.
+
+        Blocks until it has ended, and what it left running as ``BridgeSettings.on_leak`` says. Cancelled, it gets an
+        ``asyncio.CancelledError``, again and again until it heeds; its ``finally`` blocks are awaited, together at most
+        ``grace`` seconds. What has not ended then **goes on by itself**, is counted, and named in the log.
+        Context variables are copied in, not back.
+
+        Raises:
+          AsyncioCancelled: it ended with a CancelledError that was not asked for.
+          AsyncioExit: it raised SystemExit or KeyboardInterrupt.
+          LeakedTasks: it left tasks running, and the policy is ERROR.
+          BridgeClosed: the bridge was left, or the host's loop is closed.
+          RuntimeError: the call was made from asyncio code, from outside of Trio, or from another Trio run.
+          Exception: whatever it raised, itself; exception groups whole.
+
+        """
+        self._refuse_misplaced()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        call = self._begin(fn, args, kwargs)
+        try:
+            ending = await self._ended(call)
+            left = await self._ender.sweep(call, give_up=self._give_up())
+        finally:
+            self._account.live.discard(call)
+        result: T = self._unwrapped(call, ending, left)
+        return result
+
+    async def _ended(self, call: Call) -> Ending:
+        try:
+            await call.ended.wait()
+        except (trio.Cancelled, KeyboardInterrupt) as error:  # noqa: ASYNC103  see the last line
+            ending = await self._stopped(call)  # noqa: ASYNC102  it shields and bounds itself
+            if isinstance(error, KeyboardInterrupt) or ending is None or ending.cancelled or ending.swallowed:
+                raise
+            return ending  # noqa: ASYNC104  it had ended before the cancellation reached it: that is its result
+        return call.ending or Ending(error=BridgeClosed(f"{call.name}: the bridge was left while it ran"))
+
+    async def _stopped(self, call: Call) -> Ending | None:
+        """Cancel it and what it started; how it ended, None if it was abandoned."""
+        give_up = self._give_up()
+        await self._ender.stop(call, give_up=give_up)
+        ending = call.ending
+        if ending is not None:
+            if ending.swallowed:
+                self._account.note(Offence.SWALLOWED, call.name, f"returned {type(ending.value).__name__}")
+            await self._ender.sweep(call, give_up=give_up)
+        return ending
+
+    def _begin(self, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        context = contextvars.copy_context()
+        self._running.prepare(context)
+        call = Call(name_of(fn), fn, args, kwargs, self._running.reply)
+        try:
+            self._running.post(functools.partial(call.start, self._running.loop, context))
+        except RuntimeError as error:
+            raise BridgeClosed(f"{call.name}: {self._running.describe} is closed") from error
+        self._account.live.add(call)
+        return call
+
+    def _give_up(self) -> float:
+        return trio.current_time() + self._settings.grace
+
+    def _unwrapped(self, call: Call, ending: Ending, left: list[str]) -> Any:
+        if ending.cancelled and self._closed:
+            raise BridgeClosed(f"{call.name}: cancelled because the bridge was left")
+        if ending.error is not None or ending.cancelled:
+            raise as_exception(ending.error or asyncio.CancelledError(), call.name)
+        if left and self._settings.on_leak is OnLeak.ERROR:
+            raise LeakedTasks(f"{call.name} returned with {len(left)} tasks still running: {', '.join(left)}")
+        return ending.value
+
+    def _refuse_misplaced(self) -> None:
+        try:
+            token = trio.lowlevel.current_trio_token()
+            inside = sniffio.current_async_library()
+        except (RuntimeError, sniffio.AsyncLibraryNotFoundError):
+            raise RuntimeError(
+                "bridge.call: this is no Trio code. From another thread use trio.from_thread.run(bridge.call, fn); asyncio "
+                "code awaits the function itself"
+            ) from None
+        if inside != "trio":
+            raise RuntimeError(
+                f"bridge.call: called from {inside} code, which can await the function itself; code that must go back into "
+                "Trio uses trio_asyncio.trio_as_aio (in-loop backend) or the portal that it was given"
+            )
+        if token is not self._token:
+            raise RuntimeError("bridge.call: this bridge belongs to another Trio run; open one in each")
+        if self._closed:
+            raise BridgeClosed("bridge.call: the bridge's block was left")
+
+    def wrap(self, fn: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+        """The asyncio function as a Trio one: calling it is ``call(fn, ...)``."""
+
+        @functools.wraps(fn)
+        async def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+            return await self.call(fn, *args, **kwargs)
+
+        return wrapped
+
+    def iterate(
+        self, fn: Callable[P, AsyncIterator[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AbstractAsyncContextManager[AsyncIterator[T]]:
+        """``async with bridge.iterate(generator_fn, ...) as items: async for item in items``.
+
+        One asyncio task runs the generator, from its first step to its last: leaving the block closes it there and waits for
+        that, within the grace. A cancelled ``anext`` loses nothing: the next one gets the item.
+        """
+        return iterate(self, functools.partial(fn, *args, **kwargs))
+
+    def statistics(self) -> BridgeStatistics:
+        """Counts of this moment, and what functions did wrong, by name."""
+        return self._account.statistics()
+
+    async def _enter(self) -> None:
+        def hello() -> None:
+            self._hooks.install()
+            self._ender.loop_thread.append(threading.get_ident())
+
+        if not await answered(self._running, hello, self._settings.answer):
+            raise BridgeError(f"{self._running.describe} did not answer within {self._settings.answer} s")
+
+    async def _leave(self) -> None:
+        """End everything that is still alive, zombies too; at most the grace. The caller shields it."""
+        self._closed = True
+        give_up = self._give_up()
+        async with trio.open_nursery() as nursery:
+            for call in self._account.everything():
+                nursery.start_soon(self._end_at_leave, call, give_up)
+        if not self._running.foreign:
+            for call in self._account.everything():
+                self._running.post(call.forget)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            await answered(self._running, self._hooks.remove, self._settings.again)
+
+    async def _end_at_leave(self, call: Call, give_up: float) -> None:
+        await self._ender.stop(call, give_up=give_up, everything=True)
+        call.ended.set()  # whoever waits for an abandoned one is told that the bridge is closed

@@ -1,0 +1,151 @@
+"""One call as the loop sees it: its task, the tasks those started, and how it ended.
+
+Everything here runs on the loop's thread, except where it says otherwise. ``ended`` and ``quiet`` are Trio events, set on
+Trio's thread; ``ending`` is written before ``ended`` is set and never again.
+"""
+
+import asyncio
+import contextvars
+import functools
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final, final
+
+import attrs
+import trio
+
+from ._cleanup import is_cleaning_up
+
+CURRENT: Final[contextvars.ContextVar["Call | None"]] = contextvars.ContextVar("trio_rollout_call", default=None)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Ending:
+    """How the function ended. ``swallowed``: it had been cancelled and returned all the same."""
+
+    value: Any = None
+    error: BaseException | None = None
+    cancelled: bool = False
+    swallowed: bool = False
+
+
+def name_of(fn: object) -> str:
+    """What a function is called in messages and counts."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    name = getattr(fn, "__qualname__", None) or type(fn).__qualname__
+    return f"{getattr(fn, '__module__', None) or type(fn).__module__}.{name}"
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class Call:
+    """Identity and state of one call. ``reply`` runs a function on Trio's thread; ``settle`` is told of every end."""
+
+    name: str
+    _fn: Callable[..., Awaitable[Any]]
+    _args: tuple[Any, ...]
+    _kwargs: Mapping[str, Any]
+    _reply: Callable[[Callable[[], object]], None]
+    ended: trio.Event = attrs.field(factory=trio.Event, init=False)
+    quiet: trio.Event = attrs.field(factory=trio.Event, init=False)
+    ending: Ending | None = attrs.field(default=None, init=False)
+    heard: bool = attrs.field(default=False, init=False)
+    """The loop has run something that was asked of it since the cancellation."""
+    _main: "asyncio.Task[Any] | None" = attrs.field(default=None, init=False)
+    _withdrawn: bool = attrs.field(default=False, init=False)
+    _disturbed: bool = attrs.field(default=False, init=False)
+    _alive: "set[asyncio.Task[Any]]" = attrs.field(factory=set, init=False)
+    _told: "set[asyncio.Task[Any]]" = attrs.field(factory=set, init=False)
+
+    def __repr__(self) -> str:
+        return f"<asyncio call {self.name}, {len(self._alive)} tasks>"
+
+    def start(self, loop: asyncio.AbstractEventLoop, context: contextvars.Context) -> None:
+        """Start the function as a task, unless the call was cancelled before the loop came to it."""
+        if self._withdrawn:
+            self._end(Ending(cancelled=True))
+            self._reply(self.quiet.set)
+            return
+        context.run(CURRENT.set, self)
+        coro: Any = self._run()
+        coro.__qualname__ = self.name  # what its task is called in reprs, stack dumps and errors
+        self._main = loop.create_task(coro, name=self.name, context=context)
+        self._main.add_done_callback(self._main_done)
+        self.adopt(self._main)  # the loop's task factory may have done it already
+
+    async def _run(self) -> Any:
+        made = self._fn(*self._args, **self._kwargs)
+        if not isinstance(made, Awaitable):
+            raise TypeError(
+                f"{self.name} returned {type(made).__name__}, an awaitable is wanted: the bridge runs asyncio functions "
+                "(for a sync one there is trio_rollout.in_thread)"
+            )
+        return await made
+
+    def adopt(self, task: "asyncio.Task[Any]") -> None:
+        """Count a task as the call's: its own, or one that was started by it or by one of those."""
+        if task not in self._alive:
+            self._alive.add(task)
+            task.add_done_callback(self._task_done)
+
+    def _main_done(self, task: "asyncio.Task[Any]") -> None:
+        if task.cancelled():
+            self._end(Ending(cancelled=True))
+        elif (error := task.exception()) is not None:
+            self._end(Ending(error=error, cancelled=isinstance(error, asyncio.CancelledError)))
+        else:
+            self._end(Ending(value=task.result(), swallowed=self._disturbed))
+
+    def interrupted(self, error: BaseException) -> None:
+        """Its loop is about to be left with this exception: nothing of it will run again soon."""
+        self._end(Ending(error=error))
+
+    def _end(self, ending: Ending) -> None:
+        if self.ending is None:
+            self.ending = ending
+            self._reply(self.ended.set)
+
+    def _task_done(self, task: "asyncio.Task[Any]") -> None:
+        self._alive.discard(task)
+        self._told.discard(task)
+        if not self._alive:
+            self._reply(self.quiet.set)
+
+    def cancel_main(self) -> None:
+        """Cancel the function, unless it is cleaning up after an earlier cancellation."""
+        self.heard = True
+        if self._main is None:
+            self._withdrawn = True
+        elif self._main in self._told and any(map(is_cleaning_up, self._alive)):
+            return  # a gather passes every cancellation on to its children, so theirs counts too
+        else:
+            self._cancel([self._main])
+
+    def cancel_all(self) -> None:
+        """Cancel everything that is still alive, except what is cleaning up after an earlier cancellation."""
+        self.heard = True
+        self._withdrawn = self._withdrawn or self._main is None
+        self._cancel([task for task in self._alive if task not in self._told or not is_cleaning_up(task)])
+
+    def _cancel(self, tasks: "Iterable[asyncio.Task[Any]]") -> None:
+        for task in tasks:
+            if task.cancel():
+                self._told.add(task)
+                self._disturbed = self._disturbed or task is self._main
+
+    def forget(self) -> None:
+        """Take what is still alive out of asyncio's list of tasks, so that whoever winds up the loop does not wait for it."""
+        for task in self._alive:
+            asyncio._unregister_task(task)
+
+    def survivors(self) -> list[str]:
+        """What is still alive, by name. On Trio's thread it is right only once the function has ended."""
+        return sorted(
+            f"{task.get_name()} ({getattr(task.get_coro(), '__qualname__', '?')})"
+            for task in tuple(self._alive)
+            if task is not self._main
+        )
+
+    def owns(self, task: object) -> bool:
+        """Whether this task belongs to the call; from any thread."""
+        return task in self._alive

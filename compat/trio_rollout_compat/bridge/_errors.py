@@ -1,0 +1,47 @@
+"""What asyncio code raises that Trio code must not see as it is, and what the bridge itself raises.
+
+``asyncio.CancelledError``, SystemExit and KeyboardInterrupt are no ``Exception``: in a Trio nursery they would skip every
+handler and end the engine. So what user code raised of them crosses as an ordinary exception, with the original as its
+cause.
+"""
+
+import asyncio
+
+from trio_rollout.errors import RolloutError
+
+
+class BridgeError(RolloutError):
+    """A call could not be made, or its loop is gone."""
+
+
+class BridgeClosed(BridgeError):
+    """The bridge's block was left, or the host's loop is closed."""
+
+
+class AsyncioCancelled(RolloutError):
+    """Asyncio code ended with a CancelledError that nobody on the Trio side had asked for."""
+
+
+class AsyncioExit(RolloutError):
+    """Asyncio code raised SystemExit, KeyboardInterrupt, or another exception that is meant to end a process."""
+
+
+class LeakedTasks(RolloutError):
+    """An asyncio function returned while tasks that it had started were still running."""
+
+
+def as_exception(error: BaseException, where: str) -> Exception:
+    """The same as an ``Exception``: itself where it is one; a group keeps its shape, its traceback and its cause."""
+    if isinstance(error, Exception):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        group = error.derive([as_exception(leaf, where) for leaf in error.exceptions])
+        group.__cause__, group.__context__ = error.__cause__, error.__context__
+        return group.with_traceback(error.__traceback__)
+    made: Exception
+    if isinstance(error, asyncio.CancelledError):
+        made = AsyncioCancelled(f"{where}: asyncio.CancelledError, which nobody on the Trio side asked for")
+    else:
+        made = AsyncioExit(f"{where}: raised {error!r}")
+    made.__cause__ = error
+    return made

@@ -1,0 +1,107 @@
+"""An asyncio generator as a Trio iterator: one asyncio task drives it from its first step to its last.
+
+One task, because a generator may hold an ``asyncio.timeout`` or a task group across its yields, and those belong to the task
+that entered them.
+"""
+
+import asyncio
+import functools
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, final
+
+import attrs
+import trio
+
+from trio_rollout._service import open_service
+
+from ._call import name_of
+
+if TYPE_CHECKING:
+    from ._bridge import Bridge
+
+_END: Final = object()
+
+
+@attrs.frozen
+class _Raised:
+    """What the generator raised in place of the next item."""
+
+    error: Exception
+
+
+@final
+@attrs.define(eq=False)
+class Feed:
+    """The Trio side: asks for one item at a time."""
+
+    _ask: Callable[[], None]
+    _items: trio.MemoryReceiveChannel[Any]
+    _asked: bool = attrs.field(default=False, init=False)
+    _over: bool = attrs.field(default=False, init=False)
+
+    def __aiter__(self) -> "Feed":
+        return self
+
+    async def __anext__(self) -> Any:
+        """Wait for the next item. Cancelled, it is not lost: the next call gets it."""
+        if self._over:
+            raise StopAsyncIteration
+        if not self._asked:
+            self._asked = True
+            self._ask()
+        item = await self._items.receive()
+        self._asked = False
+        self._over = item is _END or isinstance(item, _Raised)
+        if isinstance(item, _Raised):
+            raise item.error
+        if item is _END:
+            raise StopAsyncIteration
+        return item
+
+
+def _pump(
+    make: Callable[[], AsyncIterator[Any]], wanted: asyncio.Event, deliver: Callable[[object], None]
+) -> Callable[[], Any]:
+    """The asyncio side: one item for each time that ``wanted`` is set; closes the generator whatever happens."""
+
+    async def pump() -> None:
+        items = make()
+        try:
+            while True:
+                await wanted.wait()
+                wanted.clear()
+                try:
+                    item: object = await anext(items, _END)
+                except Exception as error:  # ruff: ignore[blind-except]  it is raised where the item was asked for
+                    item = _Raised(error)
+                deliver(item)
+                if item is _END or isinstance(item, _Raised):
+                    return
+        finally:
+            if (aclose := getattr(items, "aclose", None)) is not None:
+                await aclose()  # noqa: ASYNC102  asyncio code: the bridge bounds it
+
+    pump.__qualname__ = name_of(make).rpartition(".")[2]  # offences are the generator's
+    pump.__module__ = name_of(make).rpartition(".")[0]
+    return pump
+
+
+@asynccontextmanager
+async def iterate(bridge: "Bridge", make: Callable[[], AsyncIterator[Any]]) -> AsyncGenerator[Feed]:
+    """See ``Bridge.iterate``."""
+    post, reply, wanted = bridge._running.post, bridge._running.reply, asyncio.Event()
+    send, receive = trio.open_memory_channel[Any](math.inf)  # bounded by the asking: one at a time
+    pump = _pump(make, wanted, lambda item: reply(functools.partial(send.send_nowait, item)))
+
+    async def serve(*, task_status: trio.TaskStatus[Feed]) -> None:
+        task_status.started(Feed(lambda: post(wanted.set), receive))
+        await bridge.call(pump)
+
+    async def leave(_feed: Feed, _error: BaseException | None) -> None:
+        await trio.lowlevel.checkpoint()  # the service's scope is cancelled next, and that closes the generator
+
+    with send, receive:
+        async with open_service(serve, leave) as feed:
+            yield feed

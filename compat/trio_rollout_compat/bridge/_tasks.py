@@ -1,0 +1,133 @@
+"""The loop's hooks: which task belongs to which call, and what nobody was there to see.
+
+Owns, on the loop, the task factory and the exception handler, both chained to what was there before. On a foreign loop only
+tasks of our calls are touched. Everything runs on the loop's thread.
+"""
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, final
+
+import attrs
+
+from ._call import CURRENT, Call
+from ._guard import Guarded
+from ._policy import Offence
+
+Blame = Callable[[Offence, str, str], None]
+"""Told of an offence, the function's name and what happened. On the loop's thread."""
+
+Context = dict[str, Any]
+
+
+@final
+@attrs.define(eq=False)
+class Hooks:
+    """Installed on one loop while a bridge is open."""
+
+    loop: asyncio.AbstractEventLoop
+    blame: Blame
+    slow_step: float
+    foreign: bool
+    """The loop is the host's: its own handler is told of background errors, too."""
+    _open: bool = attrs.field(default=False, init=False)
+    _factory_before: Any = attrs.field(default=None, init=False)
+    _handler_before: Any = attrs.field(default=None, init=False)
+    _strays: "set[asyncio.Task[Any]]" = attrs.field(factory=set, init=False)
+
+    def install(self) -> None:
+        """Put them in."""
+        self._open = True
+        self._factory_before = self.loop.get_task_factory()
+        self._handler_before = self.loop.get_exception_handler()
+        self.loop.set_task_factory(self.make_task)
+        self.loop.set_exception_handler(self.on_error)
+
+    def remove(self) -> None:
+        """Cancel what was started by calls that were over, and take them out.
+
+        If somebody has chained to them meanwhile, they stay and only pass on.
+        """
+        self._open = False
+        for task in tuple(self._strays):
+            task.cancel()
+        if self.loop.get_task_factory() == self.make_task:
+            self.loop.set_task_factory(self._factory_before)
+        if self.loop.get_exception_handler() == self.on_error:
+            self.loop.set_exception_handler(self._handler_before)
+
+    def make_task(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coro: Any,
+        context: contextvars.Context | None = None,
+        **more: Any,
+    ) -> "asyncio.Future[Any]":
+        """The task factory."""
+        call = CURRENT.get() if context is None else context.get(CURRENT)
+        if not self._open or call is None or not isinstance(coro, Coroutine):
+            return self._plain(loop, coro, context, **more)
+        task = self._plain(loop, self._guarded(coro, call), context, **more)
+        if isinstance(task, asyncio.Task):
+            self._attribute(task, call)
+        return task
+
+    def _plain(
+        self, loop: asyncio.AbstractEventLoop, coro: Any, context: contextvars.Context | None, **more: Any
+    ) -> "asyncio.Future[Any]":
+        if context is not None:
+            more["context"] = context
+        if self._factory_before is not None:
+            made: asyncio.Future[Any] = self._factory_before(loop, coro, **more)
+            return made
+        return asyncio.Task(coro, loop=loop, **more)
+
+    def _attribute(self, task: "asyncio.Task[Any]", call: Call) -> None:
+        if call.ended.is_set() and call.quiet.is_set():
+            # A timer or a callback that the call left behind has started it: nobody waits for that call any more.
+            self._strays.add(task)
+            task.add_done_callback(self._strays.discard)
+            self.blame(Offence.LEAKED, call.name, f"{task.get_name()} was started after the call was over")
+        else:
+            call.adopt(task)
+
+    def _guarded(self, coro: Coroutine[Any, Any, Any], call: Call) -> Guarded:
+        name = call.name
+
+        def exited(error: BaseException) -> bool:
+            self.blame(Offence.EXITED, name, f"raised {error!r}")
+            # On the host's loop in the main thread it is the host's own Ctrl-C, which happened to arrive in our code.
+            ctrl_c = isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+            if self.foreign and ctrl_c:
+                call.interrupted(error)
+            return self.foreign and ctrl_c
+
+        def stepped(seconds: float) -> None:
+            if seconds > self.slow_step:
+                self.blame(Offence.BLOCKED, name, f"one step kept the event loop for {seconds:.2f} s")
+
+        return Guarded(coro, owner=call, exited=exited, stepped=stepped)
+
+    def on_error(self, loop: asyncio.AbstractEventLoop, context: Context) -> None:
+        """The exception handler."""
+        task = context.get("task") or context.get("future")
+        handle = context.get("handle")
+        call = _call_of(task) or _call_of(handle)
+        if self._open and (call is not None or not self.foreign):
+            what = f"{context.get('message')}: {context.get('exception')!r}"
+            self.blame(Offence.CRASHED, call.name if call is not None else "unknown", what)
+        if self._handler_before is not None:
+            self._handler_before(loop, context)
+        elif self.foreign:
+            loop.default_exception_handler(context)
+
+
+def _call_of(item: object) -> Call | None:
+    """Whose task, or whose callback, this is."""
+    if isinstance(item, asyncio.Task):
+        owner = getattr(item.get_coro(), "owner", None)  # a task does not show its context before Python 3.12
+        return owner if isinstance(owner, Call) else None
+    context = getattr(item, "_context", None)
+    return context.get(CURRENT) if isinstance(context, contextvars.Context) else None

@@ -1,0 +1,53 @@
+"""Bridges with each backend, and a host's loop to attach to."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import pytest
+from trio_rollout_compat.bridge import Bridge, BridgeSettings, open_bridge
+
+OpenBridge = Callable[..., AbstractAsyncContextManager[Bridge]]
+
+
+@pytest.fixture
+def host_loop() -> Generator[asyncio.AbstractEventLoop]:
+    """A loop that a host runs on a thread of its own, as slime does."""
+    loop = asyncio.SelectorEventLoop()
+    thread = threading.Thread(target=loop.run_forever, name="host")
+    thread.start()
+    yield loop
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+
+
+@pytest.fixture(params=["attach", "thread", "in-loop"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Each backend in turn."""
+    return request.param
+
+
+@pytest.fixture
+def open_any(backend: str, request: pytest.FixtureRequest) -> OpenBridge:
+    """``async with open_any(on_leak=...) as bridge``: short times, because real ones pass here."""
+    loop = request.getfixturevalue("host_loop") if backend == "attach" else None
+
+    @asynccontextmanager
+    async def opened(**settings: Any) -> AsyncGenerator[Bridge]:
+        async with open_bridge(
+            backend, loop=loop, settings=BridgeSettings(**{"again": 0.02, "grace": 2.0, **settings})
+        ) as bridge:
+            yield bridge
+
+    return opened
+
+
+@pytest.fixture
+async def bridge(open_any: OpenBridge) -> AsyncGenerator[Bridge]:
+    """One with the defaults of ``open_any``."""
+    async with open_any() as bridge:
+        yield bridge

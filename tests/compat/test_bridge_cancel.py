@@ -1,0 +1,434 @@
+"""Cancellation across the bridge: delivered until heeded, cleanup awaited, the deaf abandoned, the leaked found."""
+
+import asyncio
+import contextlib
+import gc
+import threading
+
+import pytest
+import trio
+import trio.testing
+from trio_rollout_compat.bridge import BridgeSettings, LeakedTasks, Offence, OnLeak, open_bridge
+
+from .handshake import Reached, forever
+
+
+async def cancel_when(reached, fn, *args):
+    """Run ``fn`` in a scope that is cancelled once ``reached`` was called; whether it was cancelled."""
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def cancel():
+                await reached.wait()
+                scope.cancel()
+
+            await fn(*args)
+            nursery.cancel_scope.cancel()
+    return scope.cancelled_caught
+
+
+async def test_the_asyncio_finally_is_awaited(bridge):
+    log = []
+
+    async def work(reached):
+        try:
+            reached()
+            await forever()
+        finally:
+            await asyncio.sleep(0)
+            log.append("cleaned")
+
+    reached = Reached()
+    assert await cancel_when(reached, bridge.call, work, reached)
+    assert log == ["cleaned"]
+    assert not bridge.statistics().offences
+
+
+async def cleanup_by_finally(step):
+    try:
+        await forever()
+    finally:
+        await step()
+
+
+async def cleanup_by_except(step):
+    try:
+        await forever()
+    except asyncio.CancelledError:
+        await step()
+        raise
+
+
+async def cleanup_in_child(step):
+    """A gather passes every cancellation of it on to its children."""
+    await asyncio.gather(cleanup_by_finally(step))
+
+
+async def cleanup_in_group(step):
+    async with asyncio.TaskGroup() as group:
+        group.create_task(cleanup_by_finally(step))
+        await forever()
+
+
+async def cleanup_in_generator(step):
+    async def generate():
+        try:
+            yield 1
+            await forever()
+        finally:
+            await step()
+
+    async for _ in generate():
+        pass
+
+
+async def cleanup_in_generator_based(step):
+    class Awaitable:
+        def __await__(self):
+            yield from cleanup_by_finally(step).__await__()
+
+    await Awaitable()
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        cleanup_by_finally,
+        cleanup_by_except,
+        cleanup_in_child,
+        cleanup_in_group,
+        cleanup_in_generator,
+        cleanup_in_generator_based,
+    ],
+)
+async def test_a_long_cleanup_is_not_torn_off_by_the_next_delivery(open_any, work):
+    """It takes ten times as long as it takes until a cancellation is delivered again."""
+    log = []
+
+    async def step():
+        await asyncio.sleep(0.05)
+        log.append("cleaned")
+
+    async def run(reached):
+        asyncio.get_running_loop().call_later(0.01, reached)
+        await work(step)
+
+    async with open_any(again=0.005) as bridge:
+        reached = Reached()
+        assert await cancel_when(reached, bridge.call, run, reached)
+    assert log == ["cleaned"]
+
+
+async def test_a_swallowed_cancellation_is_delivered_again(bridge):
+    swallowed = []
+
+    async def stubborn(reached):
+        reached()
+        while len(swallowed) < 3:
+            try:
+                await forever()
+            except asyncio.CancelledError:
+                swallowed.append(1)
+        await forever()
+
+    reached = Reached()
+    assert await cancel_when(reached, bridge.call, stubborn, reached)
+    assert len(swallowed) == 3
+    assert not bridge.statistics().offences
+
+
+async def test_a_function_that_swallows_it_and_returns_is_still_cancelled(bridge, caplog):
+    async def swallow(reached):
+        try:
+            reached()
+            await forever()
+        except asyncio.CancelledError:
+            return "as if nothing had happened"
+
+    reached = Reached()
+    assert await cancel_when(reached, bridge.call, swallow, reached)
+    assert sum(bridge.statistics().offences[Offence.SWALLOWED].values()) == 1
+
+
+async def test_an_error_of_the_cleanup_takes_the_cancellations_place(bridge):
+    async def work(reached):
+        try:
+            reached()
+            await forever()
+        finally:
+            raise ValueError("cleanup")
+
+    reached = Reached()
+    with pytest.raises(ExceptionGroup) as caught:
+        await cancel_when(reached, bridge.call, work, reached)
+    (error,) = caught.value.exceptions
+    assert isinstance(error, ValueError)
+
+
+async def test_a_result_that_was_there_before_the_cancellation_counts(bridge):
+    """Both happen before Trio's task runs again."""
+
+    async def work(scope_cancel):
+        scope_cancel()
+        return "result"
+
+    reached = Reached()
+    results = []
+
+    async def run():
+        results.append(await bridge.call(work, reached))
+
+    await cancel_when(reached, run)
+    assert results in ([], ["result"])
+
+
+async def test_a_cancelled_scope_starts_nothing(bridge):
+    async def work():
+        raise AssertionError
+
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await bridge.call(work)
+    assert scope.cancelled_caught
+
+
+async def test_a_deadline_holds(bridge):
+    async def work():
+        await forever()
+
+    with pytest.raises(trio.TooSlowError):
+        with trio.fail_after(0.01):
+            await bridge.call(work)
+
+
+async def test_what_never_ends_is_abandoned_loudly_and_cancelled_again_at_the_end(open_any, caplog):
+    ends = []
+
+    async def deaf(reached):
+        reached()
+        while not ends:
+            with contextlib.suppress(asyncio.CancelledError):
+                await forever()
+
+    async with open_any(grace=0.06) as bridge:
+        reached = Reached()
+        assert await cancel_when(reached, bridge.call, deaf, reached)
+        now = bridge.statistics()
+        assert (now.running, now.zombies) == (0, 1)
+        (name,) = now.offences[Offence.ABANDONED]
+        assert "deaf" in name
+        ends.append(1)
+    assert bridge.statistics().zombies == 0
+    assert "did not end within 0.06 s" in caplog.text
+
+
+async def test_leaving_waits_for_the_deaf_no_longer_than_the_grace(open_any, caplog):
+    async def deaf(reached):
+        reached()
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await forever()
+
+    with trio.fail_after(5):
+        async with open_any(grace=0.06) as bridge:
+            reached = Reached()
+            assert await cancel_when(reached, bridge.call, deaf, reached)
+    assert bridge.statistics().zombies == 1
+    gc.collect()
+
+
+async def test_the_engine_of_a_blocked_loop_goes_on_and_the_blocker_is_named(caplog):
+    """The loop is blocked by another function than the one that is cancelled."""
+    release = threading.Event()
+
+    async def block(reached):
+        reached()
+        release.wait()
+
+    async def innocent(reached):
+        reached()
+        await forever()
+
+    try:
+        async with open_bridge("thread", settings=BridgeSettings(again=0.02, grace=0.1)) as bridge:
+            async with trio.open_nursery() as nursery:
+                first, second = Reached(), Reached()
+                nursery.start_soon(bridge.call, innocent, first)
+                await first.wait()
+                nursery.start_soon(bridge.call, block, second)
+                await second.wait()
+                nursery.cancel_scope.cancel()
+            blamed = bridge.statistics().offences[Offence.BLOCKED]
+            assert {name.rpartition(".")[2] for name in blamed} == {"block"}
+            assert "wait" in caplog.text
+            release.set()
+    finally:
+        release.set()
+
+
+async def test_a_step_that_keeps_the_loop_is_counted(open_any, caplog):
+    async def block():
+        threading.Event().wait(0.03)
+
+    async with open_any(slow_step=0.02) as bridge:
+        await bridge.call(block)
+        (name,) = bridge.statistics().offences[Offence.BLOCKED]
+    assert "block" in name
+
+
+async def test_a_call_that_was_cancelled_before_the_loop_came_to_it_never_starts(caplog):
+    release, started = threading.Event(), []
+
+    async def block(reached):
+        reached()
+        release.wait()
+
+    async def late():
+        started.append(1)
+
+    async def release_when_cancelled():
+        await trio.testing.wait_all_tasks_blocked()
+        release.set()
+
+    async with open_bridge("thread") as bridge, trio.open_nursery() as nursery:
+        reached = Reached()
+        nursery.start_soon(bridge.call, block, reached)
+        await reached.wait()
+        async with trio.open_nursery() as inner:
+            inner.start_soon(bridge.call, late)
+            await trio.testing.wait_all_tasks_blocked()
+            inner.cancel_scope.cancel()
+            nursery.start_soon(release_when_cancelled)
+    assert not started
+    assert not bridge.statistics().zombies
+
+
+async def leave_one(reached, log):
+    async def child():
+        try:
+            reached()
+            await forever()
+        finally:
+            log.append("cancelled")
+
+    task = asyncio.create_task(child(), name="left")
+    await asyncio.sleep(0)
+    del task
+    return "value"
+
+
+async def test_leaked_tasks_are_cancelled_and_named(bridge, caplog):
+    log = []
+    assert await bridge.call(leave_one, Reached(), log) == "value"
+    assert log == ["cancelled"]
+    (name,) = bridge.statistics().offences[Offence.LEAKED]
+    assert "leave_one" in name
+    assert "left" in caplog.text
+
+
+async def test_leaked_tasks_may_go_on_until_the_bridge_is_left(open_any, caplog):
+    log = []
+    async with open_any(on_leak=OnLeak.WARN) as bridge:
+        assert await bridge.call(leave_one, Reached(), log) == "value"
+        assert not log
+        assert sum(bridge.statistics().offences[Offence.LEAKED].values()) == 1
+    assert log == ["cancelled"]
+
+
+async def test_leaked_tasks_may_be_an_error(open_any, caplog):
+    log = []
+    async with open_any(on_leak=OnLeak.ERROR) as bridge:
+        with pytest.raises(LeakedTasks, match=r"leave_one returned with 1 tasks still running: left"):
+            await bridge.call(leave_one, Reached(), log)
+        assert log == ["cancelled"]
+
+
+async def test_a_shielded_task_that_outlives_a_cancelled_call_is_found(bridge, caplog):
+    log = []
+
+    async def shielded(reached):
+        try:
+            reached()
+            await forever()
+        finally:
+            log.append("cancelled")
+
+    async def work(reached):
+        await asyncio.shield(shielded(reached))
+
+    reached = Reached()
+    assert await cancel_when(reached, bridge.call, work, reached)
+    assert log == ["cancelled"]
+    assert sum(bridge.statistics().offences[Offence.LEAKED].values()) == 1
+
+
+async def test_a_leaked_task_that_never_ends_does_not_hold_the_call(open_any, caplog):
+    ends = []
+
+    async def deaf():
+        while not ends:
+            with contextlib.suppress(asyncio.CancelledError):
+                await forever()
+
+    async def work():
+        task = asyncio.create_task(deaf())
+        await asyncio.sleep(0)
+        del task
+        return "value"
+
+    async with open_any(grace=0.06) as bridge:
+        assert await bridge.call(work) == "value"
+        assert bridge.statistics().zombies == 1
+        ends.append(1)
+
+
+async def test_children_cancelled_before_their_first_step_make_no_warning(bridge, caplog):
+    """``never awaited`` would be an error here."""
+
+    async def child():
+        await forever()
+
+    async def work():
+        asyncio.get_running_loop().create_task(child())
+
+    await bridge.call(work)
+
+
+async def test_a_task_started_by_a_timer_after_the_call_is_found(bridge, caplog):
+    cancelled = []
+
+    async def late(reached):
+        reached()
+        try:
+            await forever()
+        finally:
+            cancelled.append(1)
+
+    async def work(reached):
+        loop, kept = asyncio.get_running_loop(), []
+        loop.call_later(0.01, lambda: kept.append(loop.create_task(late(reached))))
+
+    reached = Reached()
+    await bridge.call(work, reached)
+    await reached.wait()
+    (name,) = bridge.statistics().offences[Offence.LEAKED]
+    assert "work" in name
+
+
+async def test_virtual_time_is_exact_in_loop(autojump_clock):
+    """An hour of asyncio's sleep and an hour of grace take no time."""
+    begun = trio.current_time()
+
+    async def stubborn():
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                return await asyncio.sleep(3600)
+
+    async with open_bridge("in-loop", settings=BridgeSettings(again=60, grace=600)) as bridge:
+        await bridge.call(asyncio.sleep, 3600)
+        assert trio.current_time() - begun == 3600
+        with trio.move_on_after(100):
+            await bridge.call(stubborn)
+        assert trio.current_time() - begun == 4300
+        assert bridge.statistics().zombies == 1
