@@ -32,6 +32,8 @@ class Tokenizer:
     """The highest token id plus one, added tokens included. A model's embedding may have more rows."""
     eos_token_id: int | None
     """The id of ``eos_token`` in tokenizer_config.json; None if it names none."""
+    added_tokens: Mapping[int, str]
+    """What was added to the vocabulary as whole tokens: end marks, markup of tool calls and thoughts."""
     _backend: tokenizers.Tokenizer = attrs.field(alias="backend")
     _template: ChatTemplate | None = attrs.field(alias="template")
 
@@ -109,6 +111,7 @@ def load_tokenizer(path: str | Path, *, now: Clock = local_time) -> Tokenizer:
         path=given,
         vocab_size=max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
         eos_token_id=None if eos is None else backend.token_to_id(eos),
+        added_tokens={token: added.content for token, added in backend.get_added_tokens_decoder().items()},
         backend=backend,
         template=_load_template(file.parent, config, special, now),
     )

@@ -1,0 +1,239 @@
+"""The gateway: one HTTP server for all sessions, in a service scope around the engine's."""
+
+import secrets
+import socket
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, final
+
+import attrs
+import httpx
+import trio
+from hypercorn.config import Config, Sockets
+from hypercorn.trio import serve
+
+from .._core.sampling import SamplingParams
+from .._core.values import Prompt
+from .._service import open_service
+from .._threads import RunSync, run_in_thread
+from .._tokenizer import Tokenizer, load_tokenizer
+from ..abc import InferenceServers, Rollout
+from ._app import App
+from ._conversation import Conversation
+from ._parsers import Parser, ServerParser, context_length_of, parsers_of
+from ._sample import Sampler
+from ._session import GatewaySession
+from ._settings import GatewaySettings
+from ._tombstones import Tombstones
+
+# Between two requests of an agent lies a tool call; a connection that is gone by then costs it a retry.
+_KEEP_ALIVE_S = 600.0
+
+
+def _new_secret() -> str:
+    """Not from ``Ports``: what a seed determines can be guessed."""
+    return secrets.token_hex(16)
+
+
+@attrs.frozen(kw_only=True)
+class GatewayStatistics:
+    """Counts of one gateway."""
+
+    sessions: int
+    opened: int
+    tombstones: int
+    requests: int
+
+
+@final
+@attrs.define(eq=False, repr=False, kw_only=True)
+class AgentGateway:
+    """Where agents reach their sessions (``trio_rollout.abc.Gateway``). Made by ``open_gateway``."""
+
+    url: str
+    _tokenizer: Tokenizer
+    _parser: Parser
+    _settings: GatewaySettings
+    _context_length: int | None
+    _new_secret: Callable[[], str]
+    _open: dict[str, GatewaySession] = attrs.field(factory=dict, init=False)
+    _opened: int = attrs.field(default=0, init=False)
+    _tombstones: Tombstones = attrs.field(init=False)
+    app: App = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._tombstones = Tombstones(self._settings.tombstones, self._settings.tombstone_seconds)
+        self.app = App(self, self._settings)
+
+    def __repr__(self) -> str:
+        return f"<AgentGateway {self.url} {len(self._open)} sessions, {self.app.requests} requests>"
+
+    def statistics(self) -> GatewayStatistics:
+        """Counts of this moment."""
+        return GatewayStatistics(
+            sessions=len(self._open),
+            opened=self._opened,
+            tombstones=len(self._tombstones),
+            requests=self.app.requests,
+        )
+
+    def find(self, session: str) -> GatewaySession | None:
+        """The open session of this id."""
+        return self._open.get(session)
+
+    def key_of(self, session: str) -> str | None:
+        """The key of a session that is open or was closed lately."""
+        found = self._open.get(session)
+        return self._tombstones.key_of(session, trio.current_time()) if found is None else found.api_key
+
+    @asynccontextmanager
+    async def open_session(
+        self, rollout: Rollout, *, prompt: Prompt, sampling: SamplingParams
+    ) -> AsyncGenerator[GatewaySession]:
+        """A session whose turns are sampled by ``rollout.generate``.
+
+        Entering does not wait for anybody. Leaving closes it: with the drain time if the block ended well, with none if
+        it raised or was cancelled; then it blocks until running requests were aborted.
+        """
+
+        async def serve_turns(*, task_status: trio.TaskStatus[GatewaySession]) -> None:
+            async with trio.open_nursery() as nursery:
+                task_status.started(self._session(rollout, prompt, sampling, nursery))
+                await trio.sleep_forever()
+
+        async def leave(session: GatewaySession, error: BaseException | None) -> None:
+            try:
+                await (session.close() if error is None else session.close_now())
+            finally:
+                del self._open[session.id]
+                self._tombstones.bury(session.id, session.api_key, trio.current_time())
+
+        async with open_service(serve_turns, leave) as session:
+            yield session
+
+    def _session(
+        self, rollout: Rollout, prompt: Prompt, sampling: SamplingParams, nursery: trio.Nursery
+    ) -> GatewaySession:
+        name = self._new_secret()
+        sampler = Sampler(
+            conversation=Conversation(self._tokenizer),
+            parser=self._parser,
+            settings=self._settings,
+            sampling=sampling,
+            context_length=self._context_length,
+        )
+        session = GatewaySession(
+            id=name,
+            base_url=f"{self.url}/s/{name}",
+            api_key=f"sk-{self._new_secret()}",
+            rollout=rollout,
+            prompt=prompt,
+            sampler=sampler,
+            settings=self._settings,
+            nursery=nursery,
+            new_id=self._new_secret,
+        )
+        self._open[name] = session
+        self._opened += 1
+        return session
+
+
+class _Listening(Config):
+    """Hypercorn's configuration, with sockets that are bound already."""
+
+    def __init__(self, settings: GatewaySettings, bound: socket.socket) -> None:
+        super().__init__()
+        self._bound = bound
+        self.errorlog = None
+        self.h11_max_incomplete_size = settings.max_head
+        self.keep_alive_timeout = _KEEP_ALIVE_S
+        self.keep_alive_max_requests = 1_000_000
+        self.include_server_header = False
+        self.graceful_timeout = 0.0
+        self.backlog = 4096
+
+    def create_sockets(self) -> Sockets:
+        """The one that is bound."""
+        return Sockets([], [self._bound], [])
+
+
+def _bind(settings: GatewaySettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Hypercorn sends inside a shield; it is the kernel that gives a client up that has stopped reading.
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(settings.send_seconds * 1000))
+        bound.bind((settings.host, settings.port))
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+def _url_of(settings: GatewaySettings, bound: socket.socket) -> str:
+    if settings.public_url is not None:
+        return settings.public_url.rstrip("/")
+    host, port = bound.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+@asynccontextmanager
+async def open_gateway(
+    servers: InferenceServers,
+    *,
+    tokenizer: str | Path | Tokenizer,
+    settings: GatewaySettings = GatewaySettings(),  # noqa: B008  frozen
+    parser: Parser | None = None,
+    new_secret: Callable[[], str] = _new_secret,
+    run_sync: RunSync = run_in_thread,
+) -> AsyncGenerator[AgentGateway]:
+    """Serve agents over HTTP; give it to ``open_rollout_engine(gateway=...)``.
+
+    ``tokenizer``: the model's folder, for its chat template. ``parser`` None: the servers' own parsers.
+
+    Entering blocks until the servers have said which parsers they have. Leaving ends it at once: its sessions must have
+    been left before, and they have, because engines are opened inside of it.
+
+    Raises:
+      SettingsError: the tokenizer can't be loaded.
+      ServerError: no server says which parsers it has, or how long its context is.
+      OSError: the port is taken.
+
+    """
+    loaded = await run_sync(load_tokenizer, tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
+    async with httpx.AsyncClient(timeout=30.0) as client:
+        context_length = settings.context_length
+        if parser is None:
+            parser, context_length = await _of_servers(servers, client, settings)
+        with _bind(settings) as bound:
+            gateway = AgentGateway(
+                url=_url_of(settings, bound),
+                tokenizer=loaded,
+                parser=parser,
+                settings=settings,
+                context_length=context_length,
+                new_secret=new_secret,
+            )
+
+            async def listen(*, task_status: trio.TaskStatus[Any]) -> None:
+                await serve(gateway.app, _Listening(settings, bound), task_status=task_status)  # type: ignore[arg-type]
+
+            async with open_service(listen, _leave_at_once):
+                yield gateway
+
+
+async def _leave_at_once(_binds: object, _error: BaseException | None) -> None:
+    await trio.lowlevel.checkpoint()
+
+
+async def _of_servers(
+    servers: InferenceServers, client: httpx.AsyncClient, settings: GatewaySettings
+) -> tuple[ServerParser, int | None]:
+    """The servers' parsers and context length, unless the settings name them."""
+    url = next(server.url for server in servers.statistics().servers)
+    calls, reasoning = await parsers_of(client, url)
+    length = settings.context_length or await context_length_of(client, url)
+    parser = ServerParser(servers, client, settings.tool_parser or calls, settings.reasoning_parser or reasoning)
+    return parser, length

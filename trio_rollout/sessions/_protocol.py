@@ -1,0 +1,114 @@
+"""What a protocol of agents is to the gateway: a body to a request, an answer to a body or a stream, an error to a body."""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from ._refusal import Refusal
+from ._values import Answer, ChatRequest
+
+
+class StreamWriter(Protocol):
+    """Writes one streamed answer as server-sent events. Each method gives the bytes to send."""
+
+    def begin(self) -> bytes:
+        """What comes before the text."""
+        ...
+
+    def text(self, delta: str) -> bytes:
+        """More text."""
+        ...
+
+    def end(self, answer: Answer, rest: str) -> bytes:
+        """The rest of the text, and everything that is only known at the end."""
+        ...
+
+    def fail(self, refusal: Refusal) -> bytes:
+        """The answer ends here with an error."""
+        ...
+
+
+class AgentProtocol(Protocol):
+    """One of the APIs that agents speak."""
+
+    def request(self, body: bytes) -> ChatRequest:
+        """The request in a body.
+
+        Raises:
+          Refusal: it is none.
+
+        """
+        ...
+
+    def answer(self, answer: Answer, request: ChatRequest) -> Mapping[str, Any]:
+        """The body of a whole answer."""
+        ...
+
+    def stream(self, turn: str, request: ChatRequest) -> StreamWriter:
+        """A writer for a streamed one."""
+        ...
+
+    def error(self, refusal: Refusal) -> Mapping[str, Any]:
+        """The body of an error."""
+        ...
+
+
+def decoded(body: bytes, kind: type[Any]) -> Any:
+    """The body as this type.
+
+    Raises:
+      Refusal: 400, and what is wrong where.
+
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refusal(400, f"the body is no request: {error}") from error
+
+
+def key_of(protocol: str, body: bytes) -> str:
+    """The same for identical requests."""
+    return hashlib.blake2b(protocol.encode() + b"\0" + body, digest_size=16).hexdigest()
+
+
+def event(data: object, name: str | None = None) -> bytes:
+    """One server-sent event."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+def joined(parts: Iterable[str]) -> str:
+    """Several pieces of one message's text."""
+    return "\n".join(part for part in parts if part)
+
+
+def function_tool(name: str, description: str, parameters: Any) -> dict[str, Any]:
+    """A tool as chat templates and SGLang's parsers take it."""
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters or {"type": "object"}},
+    }
+
+
+def refuse_unless_text(kind: str, known: Sequence[str], where: str) -> None:
+    """Refuse a content part that is no text.
+
+    Raises:
+      Refusal: it is an image, a file, …
+
+    """
+    if kind not in known:
+        raise Refusal(400, f"{where}: content of type {kind!r} can't be tokenised, only {', '.join(known)} can")
+
+
+def at_least_one_message(messages: Sequence[object]) -> None:
+    """Refuse an empty conversation.
+
+    Raises:
+      Refusal: it is empty.
+
+    """
+    if not messages:
+        raise Refusal(400, "the conversation has no messages")

@@ -1,0 +1,130 @@
+"""Sampling one turn of a session: messages to ids, the context budget, the model, its parsers, the record."""
+
+from collections import Counter
+from typing import final
+
+import attrs
+import numpy as np
+
+from .._core.enums import Stop
+from .._core.sampling import SamplingParams
+from .._core.token_tree import Drift
+from .._core.values import Turn
+from ..abc import Rollout
+from ..errors import ServerError
+from ._conversation import Conversation, arguments_of
+from ._parsers import Parsed, Parser
+from ._reveal import Reveal
+from ._settings import GatewaySettings
+from ._turn import SessionTurn
+from ._values import Answer, ChatRequest, Finish, Message, ToolUse
+
+
+@final
+@attrs.define(eq=False, kw_only=True)
+class Sampler:
+    """How one session samples; ``context_length`` is that of the model, None if nobody knows it."""
+
+    conversation: Conversation
+    parser: Parser
+    settings: GatewaySettings
+    sampling: SamplingParams
+    context_length: int | None
+    drift: Counter[Drift] = attrs.field(factory=Counter, init=False)
+
+    def reveal(self, request: ChatRequest) -> Reveal:
+        """What shows an answer to this request while it is sampled."""
+        stop = (*self.sampling.stop, *request.stop)
+        return Reveal(self.conversation.tokenizer, self.parser.takes_apart(request.tools), stop)
+
+    async def sample(self, turn: SessionTurn, rollout: Rollout) -> tuple[Answer, Stop]:
+        """Sample the turn and record it. Cancelled, nothing is recorded.
+
+        Raises:
+          RequestRejected: the chat template or the servers refuse it.
+          ServerError: the servers failed, or their parsers did.
+
+        """
+        request = turn.request
+        placement = self.conversation.place(request.messages, request.tools)
+        self.drift[placement.drift] += 1
+        sampling = self._sampling(request, len(placement.prompt_ids))
+        if not sampling.max_new_tokens:
+            return Answer(
+                id=turn.id, text="", finish=Finish.LENGTH, prompt_tokens=len(placement.prompt_ids)
+            ), Stop.LENGTH
+        watch = turn.on_tokens if request.stream else None
+        sampled = await rollout.generate(placement.prompt_ids, sampling, on_tokens=watch)
+        _check_shown(turn, sampled)
+        parsed = await self._parsed(sampled.text, request)
+        answer = _answer(turn.id, sampled, parsed, request)
+        if len(sampled.output_ids):
+            turn.node = self.conversation.record(request.messages, request.tools, _message(answer), sampled)
+        return answer, sampled.stop
+
+    async def _parsed(self, text: str, request: ChatRequest) -> Parsed:
+        if not self.parser.takes_apart(request.tools):
+            return Parsed(text=text)
+        return await self.parser.parse(text, request.tools)
+
+    def _sampling(self, request: ChatRequest, prompt: int) -> SamplingParams:
+        asked = request.max_tokens or self.settings.default_max_tokens or self.sampling.max_new_tokens
+        room = asked if self.context_length is None else max(0, self.context_length - prompt)
+        chosen = attrs.evolve(
+            self.sampling,
+            max_new_tokens=min(asked, room),
+            stop=(*self.sampling.stop, *request.stop),
+            extra={**self.sampling.extra, **request.extra},
+        )
+        if not self.settings.agents_choose_temperature:
+            return chosen
+        return attrs.evolve(
+            chosen,
+            temperature=chosen.temperature if request.temperature is None else request.temperature,
+            top_p=chosen.top_p if request.top_p is None else request.top_p,
+        )
+
+
+def _check_shown(turn: SessionTurn, sampled: Turn) -> None:
+    """What an agent was shown must be what is recorded; a request that began anew somewhere else may say other things."""
+    shown = turn.sampled[: len(sampled.output_ids)]
+    if len(shown) < len(turn.sampled) or not np.array_equal(np.asarray(shown), sampled.output_ids[: len(shown)]):
+        raise ServerError(f"request {sampled.rid}: the answer is not the one that was being streamed")
+
+
+def _answer(turn: str, sampled: Turn, parsed: Parsed, request: ChatRequest) -> Answer:
+    calls = tuple(
+        ToolUse(id=f"call_{turn}{place}", name=call.name or "", arguments=call.parameters or "{}")
+        for place, call in enumerate(parsed.calls)
+    )
+    finish = Finish.LENGTH if sampled.stop is Stop.LENGTH else Finish.TOOL_CALLS if calls else Finish.STOP
+    reason = sampled.meta_info.get("finish_reason")
+    matched = reason.get("matched") if isinstance(reason, dict) else None
+    return Answer(
+        id=turn,
+        text=parsed.text,
+        finish=finish,
+        reasoning=parsed.reasoning,
+        calls=calls,
+        stop_sequence=matched if matched in request.stop else None,
+        prompt_tokens=len(sampled.prompt_ids),
+        output_tokens=len(sampled.output_ids),
+        cached_tokens=sampled.cached_tokens,
+    )
+
+
+def _message(answer: Answer) -> Message:
+    """The answer as the chat template takes it, when it stands in a conversation."""
+    message: dict[str, object] = {"role": "assistant", "content": answer.text}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": arguments_of(call.arguments)},
+            }
+            for call in answer.calls
+        ]
+    return message
