@@ -5,10 +5,12 @@ once, while the service stays alive for the wrap-ups of whatever the body was do
 around the body is invisible: the body's own exception comes out as the same object, never inside a group of ours.
 """
 
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, final
 
+import attrs
 import trio
 
 T = TypeVar("T")
@@ -50,6 +52,21 @@ def _raise_outcome(body_error: BaseException | None, failure: BaseException | No
     raise BaseExceptionGroup("the body and its service both failed", [body_error, failure])
 
 
+@final
+@attrs.frozen(eq=False)
+class _Shielding(Generic[T]):
+    """Passes on that the service has started, and shields it from that very moment: nothing can come between."""
+
+    _status: trio.TaskStatus[T]
+    _scope: trio.CancelScope
+
+    def started(self, value: Any = None) -> None:
+        self._status.started(value)
+        # Cancelled while it starts, the service was not taken over: it has to end, there is nothing to keep alive.
+        if trio.current_effective_deadline() != -math.inf:
+            self._scope.shield = True
+
+
 @asynccontextmanager
 async def open_service(
     serve: Serve[T],
@@ -66,16 +83,15 @@ async def open_service(
     """
     scope = trio.CancelScope()
 
-    async def shielded(*, task_status: trio.TaskStatus[T]) -> None:
+    async def shielded(*, task_status: trio.TaskStatus[T]) -> None:  # noqa: ASYNC128  serve calls it
         with scope:
-            await serve(task_status=task_status)
+            await serve(task_status=_Shielding(task_status, scope))
 
     body_error: BaseException | None = None
     failure: BaseException | None = None
     try:
         async with trio.open_nursery(strict_exception_groups=True) as nursery:
             value: Any = await nursery.start(shielded)
-            scope.shield = True  # not before: cancelled while it starts, there is nothing to keep alive
             try:
                 yield value
             except BaseException as error:  # ruff: ignore[blind-except]  raised again below, outside the nursery, as itself

@@ -1,0 +1,124 @@
+"""1,000 rollouts, 64 at a time, three commands each that end in every way there is: nothing stays, memory is flat."""
+
+import os
+import random
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+
+from trio_rollout.tools import ExecLimits, Leftovers, open_rollout_tools
+
+# What a command does; each also has something that would outlive it if it could.
+SCRIPTS = {
+    "clean": "echo done",
+    "noisy": "head -c 200000 /dev/zero | tr '\\0' x",
+    "holds the output": "sleep 600 & echo done",
+    "flees": "setsid sleep 600 & exec sleep 600",
+    "ignores SIGTERM": "trap '' TERM; (trap '' TERM; sleep 600) & sleep 600; sleep 600",
+    "kills itself": "sleep 600 & kill -9 $$",
+    "forks on": "for i in 1 2 3 4 5 6 7 8; do (sleep 600 &) ; done; exec sleep 600",
+    "leaves a server": "sleep 600 >/dev/null 2>&1 & echo started",
+}
+ENDS = ("by itself", "timeout", "event", "scope")
+LIMITS = ExecLimits(io_drain=0.1)
+
+
+@attrs.define
+class Count:
+    """How commands ended, and how much memory the host had on the way."""
+
+    ends: Counter = attrs.field(factory=Counter)
+    memory: list = attrs.field(factory=list)
+    rollouts: int = 0
+
+
+def resident_mb():
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+async def one_command(tools, draw, count):
+    script, end = draw.choice(list(SCRIPTS)), draw.choice(ENDS)
+    after = draw.uniform(0.0, 0.15)
+    cancel = trio.Event()
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def stop_it():
+            if end == "by itself":
+                return
+            await trio.sleep(after)
+            if end == "event":
+                cancel.set()
+            elif end == "scope":
+                nursery.cancel_scope.cancel()
+
+        limit = after if end == "timeout" else 0.3
+        keep = Leftovers.KEEP if script == "leaves a server" else Leftovers.KILL
+        argv = ["sh", "-c", SCRIPTS[script]]
+        if draw.random() < 0.2:
+            async with tools.open_sessions(drain_timeout=0) as sessions:
+                output = await sessions.exec_to_completion(argv, call_id="c", timeout=limit)
+                count.ends["session", output.timed_out] += 1
+        else:
+            result = await tools.run_captured(argv, timeout=limit, cancel=cancel, leftovers=keep)
+            assert not result.unreaped
+            count.ends[result.stop.value, result.exit_code] += 1
+        nursery.cancel_scope.cancel()
+
+
+async def one_rollout(seed, count, limiter):
+    draw = random.Random(seed)
+    async with limiter:
+        with trio.CancelScope() as rollout:
+            if draw.random() < 0.1:
+                rollout.deadline = trio.current_time() + draw.uniform(0.0, 0.5)
+            async with open_rollout_tools(limits=LIMITS) as tools:
+                for _ in range(3):
+                    await one_command(tools, draw, count)
+        count.ends["rollout cancelled"] += rollout.cancelled_caught
+        count.rollouts += 1
+        count.memory.append(resident_mb())
+
+
+async def run_rollouts(rollouts, at_a_time):
+    count, limiter = Count(), trio.CapacityLimiter(at_a_time)
+    async with trio.open_nursery() as nursery:
+        for seed in range(rollouts):
+            nursery.start_soon(one_rollout, seed, count, limiter)
+    return count
+
+
+def require_nothing_left(processes, before, count):
+    """DESIGN's "memory is flat": the end within 20 MB or 5 % of what it was after a fifth of the run."""
+    assert processes.marked() == []
+    assert (processes.children(), processes.descriptors()) == (0, before)
+    assert [thread.name for thread in threading.enumerate() if not thread.daemon] == [threading.main_thread().name]
+    early, late = max(count.memory[: len(count.memory) // 5]), count.memory[-1]
+    assert late <= early + max(20, early * 0.05)
+
+
+async def soak(processes, rollouts):
+    await run_rollouts(2, 2)  # whatever is opened once is open now
+    before, began = processes.descriptors(), time.monotonic()
+    count = await run_rollouts(rollouts, 64)
+    print(  # ruff: ignore[print]  the numbers are the point of a soak
+        f"\n{count.rollouts} rollouts, {time.monotonic() - began:.0f} s;",
+        f"resident {count.memory[len(count.memory) // 5]:.0f} MB after a fifth, {count.memory[-1]:.0f} MB at the end,",
+        f"{max(count.memory):.0f} MB at most; ends {dict(count.ends.most_common())}",
+    )
+    require_nothing_left(processes, before, count)
+
+
+async def test_forty_rollouts_leave_nothing(processes):
+    await soak(processes, 40)
+
+
+@pytest.mark.soak
+async def test_a_thousand_rollouts_leave_nothing(processes):
+    await soak(processes, 1000)
