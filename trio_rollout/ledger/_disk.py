@@ -4,8 +4,10 @@ Every call blocks, and is made from one worker thread at a time.
 """
 
 import fcntl
+import itertools
 import os
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, final
@@ -17,6 +19,7 @@ from ..errors import LedgerError
 
 DATABASE = "ledger.db"
 _LOCK = "lock"
+_PARTS = 1024  # IOV_MAX on Linux and macOS
 
 
 class Disk(Protocol):
@@ -47,8 +50,8 @@ class Disk(Protocol):
         """Bytes of a file."""
         ...
 
-    def write(self, name: str, offset: int, data: bytes) -> None:
-        """Write at an offset, creating the file if need be."""
+    def write(self, name: str, offset: int, parts: Sequence[bytes]) -> None:
+        """Write these one behind the other from an offset on, creating the file if need be."""
         ...
 
     def read(self, name: str, offset: int, length: int) -> bytes:
@@ -128,11 +131,16 @@ class RealDisk:
     def size(self, name: str) -> int:
         return (self.path / name).stat().st_size
 
-    def write(self, name: str, offset: int, data: bytes) -> None:
-        fd, rest = self._file(name), memoryview(data)
+    def write(self, name: str, offset: int, parts: Sequence[bytes]) -> None:
+        fd, rest = self._file(name), deque(memoryview(part) for part in parts if part)
         while rest:
-            done = os.pwrite(fd, rest, offset)
-            offset, rest = offset + done, rest[done:]
+            done = os.pwritev(fd, list(itertools.islice(rest, _PARTS)), offset)
+            offset += done
+            while done:
+                part = rest.popleft()
+                if done < len(part):
+                    rest.appendleft(part[done:])
+                done -= min(done, len(part))
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         return read_at(self.path / name, offset, length)

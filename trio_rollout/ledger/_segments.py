@@ -82,7 +82,7 @@ class Segments:
         total = sum(map(len, bodies))
         number = self._with_room(total)
         file = self._files[number]
-        self.disk.write(name_of(number), file.size, b"".join(bodies))
+        self.disk.write(name_of(number), file.size, bodies)
         self.disk.sync(name_of(number))
         if file.size == 0:
             self.disk.sync_names()

@@ -4,7 +4,7 @@ Drives the real storage code: segment files through the same port as the real di
 """
 
 import errno
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import final
 
 import apsw
@@ -92,8 +92,8 @@ class SimDisk:
     def size(self, name: str) -> int:
         return len(self.files.content(name))
 
-    def write(self, name: str, offset: int, data: bytes) -> None:
-        self.do(Write(name, offset, data))
+    def write(self, name: str, offset: int, parts: Sequence[bytes]) -> None:
+        self.do(Write(name, offset, b"".join(parts)))
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         return bytes(self.files.content(name)[offset : offset + length])
