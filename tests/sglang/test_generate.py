@@ -29,7 +29,7 @@ DAMAGED = {
     Fault.NO_LOG_PROBS: "output_token_logprobs is missing",
     Fault.FEWER_LOG_PROBS: "5 output_ids but 4",
     Fault.OTHER_TOKEN: r"output_ids\[4\]",
-    Fault.NULL_LOG_PROB: "has no log-prob",
+    Fault.NULL_LOG_PROB: "output_token_logprobs.*null",
     Fault.NO_FINISH_REASON: "finish_reason",
 }
 

@@ -1,13 +1,13 @@
 """A /generate answer: JSON straight into arrays, and every check that keeps a damaged one from becoming a Turn."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import attrs
 import msgspec
 import numpy as np
 
-from ..._core.arrays import FloatArray, IdArray
+from ..._core.arrays import ID_MAX, FloatArray, IdArray
 from ..._core.enums import Stop
 from ..._core.values import Turn, VersionSpan
 from ...errors import ServerError
@@ -23,11 +23,15 @@ _STOPS: Final = {stop.value: stop for stop in Stop}
 _FIRST_ERROR: Final = 400
 
 
+# Checked by the decoder in C: what passes fits the arrays as it is.
+_TokenId = Annotated[int, msgspec.Meta(ge=0, le=ID_MAX)]
+
+
 class _TokenLogProb(msgspec.Struct, array_like=True, gc=False):
     """``[log_prob, token_id, text or null]``; the third element, present or not, is skipped unread."""
 
-    log_prob: float | None
-    token: int
+    log_prob: float
+    token: _TokenId
 
 
 class _Answer(msgspec.Struct, gc=False):
@@ -35,18 +39,20 @@ class _Answer(msgspec.Struct, gc=False):
 
     meta_info: dict[str, msgspec.Raw]
     text: str | None = None
-    output_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    output_ids: list[_TokenId] | None = None
+    prompt_token_ids: list[_TokenId] | None = None
 
 
 @attrs.define
 class Draft:
-    """What an answer says, decoded and not yet believed."""
+    """What an answer says, decoded and not yet believed. ``log_probs`` and ``tokens`` are None if there are none of them."""
 
     meta: dict[str, Any]
     text: str
     output_ids: list[int]
-    log_probs: list["_TokenLogProb"] | None
+    log_probs: list[float] | None
+    tokens: list[int] | None
+    """The token ids that the log-probs name."""
     prompt_ids: list[int] | None
 
     def append(self, later: "Draft") -> None:
@@ -55,13 +61,14 @@ class Draft:
         self.text += later.text
         self.output_ids += later.output_ids
         self.log_probs = (self.log_probs or []) + (later.log_probs or [])
+        self.tokens = (self.tokens or []) + (later.tokens or [])
         self.prompt_ids = self.prompt_ids or later.prompt_ids
 
     def cut(self, count: int) -> None:
         """Drop every token behind the first ``count``, from all that is per token."""
-        del self.output_ids[count:]
-        if self.log_probs is not None:
-            del self.log_probs[count:]
+        for values in (self.output_ids, self.log_probs, self.tokens):
+            if values is not None:
+                del values[count:]
 
 
 _decode_answer: Final = msgspec.json.Decoder(_Answer).decode
@@ -69,13 +76,32 @@ _decode_log_probs: Final = msgspec.json.Decoder(list[_TokenLogProb] | None).deco
 _decode_any: Final = msgspec.json.Decoder().decode
 
 
-def _ids(values: list[int], field: str, attempted: str) -> IdArray:
+def decode_draft(body: bytes | memoryview) -> Draft:
+    """Decode an answer, or a part of one.
+
+    Raises:
+      msgspec.DecodeError: it is none; ValidationError, which is one, names the place.
+
+    """
+    answer = _decode_answer(body)
+    raw = answer.meta_info.pop(_LOG_PROBS, None)
     try:
-        ids = np.array(values, np.int32)
-    except OverflowError as error:
-        raise ServerError(f"{attempted}: {field} holds a number that is no token id: {error}") from error
-    if ids.size and int(ids.min()) < 0:
-        raise ServerError(f"{attempted}: {field} holds {int(ids.min())}, which is no token id")
+        entries = None if raw is None else _decode_log_probs(raw)
+    except msgspec.ValidationError as error:
+        raise msgspec.ValidationError(f"meta_info.{_LOG_PROBS}: {error}") from error
+    tokens = None if entries is None else [entry.token for entry in entries]
+    return Draft(
+        meta={name: _decode_any(value) for name, value in answer.meta_info.items()},
+        text=answer.text or "",
+        output_ids=answer.output_ids if answer.output_ids is not None else list(tokens or ()),
+        log_probs=None if entries is None else [entry.log_prob for entry in entries],
+        tokens=tokens,
+        prompt_ids=answer.prompt_token_ids,
+    )
+
+
+def _ids(values: list[int]) -> IdArray:
+    ids = np.array(values, np.int32)
     ids.flags.writeable = False
     return ids
 
@@ -92,50 +118,26 @@ def _stop_of(meta: Mapping[str, Any], attempted: str) -> Stop:
     return stop
 
 
-def decode_draft(body: bytes | memoryview) -> Draft:
-    """Decode an answer, or a part of one.
-
-    Raises:
-      msgspec.DecodeError: it is none.
-
-    """
-    answer = _decode_answer(body)
-    raw = answer.meta_info.pop(_LOG_PROBS, None)
-    log_probs = None if raw is None else _decode_log_probs(raw)
-    ids = answer.output_ids
-    return Draft(
-        meta={name: _decode_any(value) for name, value in answer.meta_info.items()},
-        text=answer.text or "",
-        output_ids=ids if ids is not None else [entry.token for entry in log_probs or ()],
-        log_probs=log_probs,
-        prompt_ids=answer.prompt_token_ids,
-    )
-
-
-def _log_probs(entries: list[_TokenLogProb] | None, *, aborted: bool, attempted: str) -> tuple[list[int], FloatArray]:
-    if entries is None:
-        if aborted:  # aborted in the queue: nothing was sampled
-            return [], np.empty(0, np.float32)
+def _log_probs(draft: Draft, *, aborted: bool, attempted: str) -> FloatArray:
+    """The log-probs, once they belong to the output ids one by one."""
+    values, tokens, ids = draft.log_probs, draft.tokens, draft.output_ids
+    if values is None or tokens is None:
+        if aborted and not ids:  # aborted in the queue: nothing was sampled
+            return np.empty(0, np.float32)
         raise ServerError(
             f"{attempted}: meta_info.{_LOG_PROBS} is missing although return_logprob was asked for; "
             "the server's configuration or a proxy drops it"
         )
-    values = [entry.log_prob for entry in entries]
-    if None in values:
-        raise ServerError(f"{attempted}: meta_info.{_LOG_PROBS}[{values.index(None)}] has no log-prob")
-    return [entry.token for entry in entries], np.array(values, np.float32)
-
-
-def _check_tokens(output_ids: IdArray, tokens: list[int], log_probs: FloatArray, attempted: str) -> None:
-    if len(output_ids) != len(log_probs):
+    if len(ids) != len(values):
+        raise ServerError(f"{attempted}: {len(ids)} output_ids but {len(values)} entries in meta_info.{_LOG_PROBS}")
+    if ids != tokens:
+        at = next(place for place, token in enumerate(tokens) if token != ids[place])
         raise ServerError(
-            f"{attempted}: {len(output_ids)} output_ids but {len(log_probs)} entries in meta_info.{_LOG_PROBS}"
+            f"{attempted}: output_ids[{at}] is {ids[at]}, but meta_info.{_LOG_PROBS}[{at}] names {tokens[at]}"
         )
-    if output_ids.tolist() != tokens:
-        at = next(i for i, token in enumerate(tokens) if token != output_ids[i])
-        raise ServerError(
-            f"{attempted}: output_ids[{at}] is {output_ids[at]}, but meta_info.{_LOG_PROBS}[{at}] names {tokens[at]}"
-        )
+    log_probs = np.array(values, np.float32)
+    log_probs.flags.writeable = False
+    return log_probs
 
 
 def _spans(meta: Mapping[str, Any], count: int, version_of: VersionOf, attempted: str) -> tuple[VersionSpan, ...]:
@@ -207,15 +209,14 @@ def turn_of(draft: Draft, asked: Asked) -> Turn:
     """The Turn of a decoded answer, once it has passed every check; raises as ``decode_turn`` does."""
     attempted, meta = asked.attempted, draft.meta
     stop = _stop_of(meta, attempted)
-    tokens, log_probs = _log_probs(draft.log_probs, aborted=stop is Stop.ABORT, attempted=attempted)
-    output_ids = _ids(draft.output_ids, "output_ids", attempted)
-    _check_tokens(output_ids, tokens, log_probs, attempted)
-    _check_record(meta, asked.rid, len(output_ids), stop, attempted)
-    spans = _spans(meta, len(output_ids), asked.version_of, attempted)
+    log_probs = _log_probs(draft, aborted=stop is Stop.ABORT, attempted=attempted)
+    count = len(log_probs)
+    _check_record(meta, asked.rid, count, stop, attempted)
+    spans = _spans(meta, count, asked.version_of, attempted)
     return Turn(
         rid=asked.rid,
         prompt_ids=_prompt_ids(draft, asked.request, stop, attempted),
-        output_ids=output_ids,
+        output_ids=_ids(draft.output_ids),
         log_probs=log_probs,
         text=draft.text,
         stop=stop,
@@ -232,9 +233,9 @@ def _prompt_ids(draft: Draft, request: GenerateRequest, stop: Stop, attempted: s
     if request.prompt_ids is not None:
         return request.prompt_ids
     if draft.prompt_ids is not None:
-        return _ids(draft.prompt_ids, "prompt_token_ids", attempted)
+        return _ids(draft.prompt_ids)
     if stop is Stop.ABORT:  # aborted before the text became ids
-        return _ids([], "prompt_token_ids", attempted)
+        return _ids([])
     raise ServerError(
         f"{attempted}: prompt_token_ids is missing although the prompt was text; give open_sglang_servers a tokenizer"
     )

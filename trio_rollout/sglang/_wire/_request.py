@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..._core.arrays import IdArray, id_array
+from ..._core.arrays import ID_MAX, IdArray, id_array
 from ..._core.sampling import SamplingParams
 from ...abc import ModelInput
 from ...errors import RequestRejected
@@ -73,10 +73,12 @@ def checked_ids(input_ids: Sequence[int] | npt.NDArray[Any], vocab_size: int | N
         raise RequestRejected(f"input_ids: {error}") from error
     if not len(ids):
         raise RequestRejected("input_ids: the prompt is empty")
-    if vocab_size is not None and int(ids.max()) >= vocab_size:
+    limit = ID_MAX + 1 if vocab_size is None else vocab_size
+    unsigned = ids.view(np.uint32)  # negative ids become huge: one pass finds both kinds
+    if int(unsigned.max()) >= limit:
         # A real SGLang doesn't refuse it: its scheduler dies.
-        at = int(np.argmax(ids >= vocab_size))
-        raise RequestRejected(f"input_ids[{at}]: got {int(ids[at])}, allowed: below the vocabulary's size {vocab_size}")
+        at = int(np.argmax(unsigned >= limit))
+        raise RequestRejected(f"input_ids[{at}]: got {int(ids[at])}, allowed: 0 to below the vocabulary's size {limit}")
     return ids
 
 
