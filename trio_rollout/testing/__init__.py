@@ -37,6 +37,10 @@ from ._sim_errors import SimStopped as SimStopped
 from ._sim_errors import SimTimeout as SimTimeout
 from ._sim_errors import SystemTaskLeft as SystemTaskLeft
 from ._simconn import SimStream as SimStream
+from ._simdisk import SimDisk as SimDisk
+from ._simdisk import disk_full_from as disk_full_from
+from ._simdisk import failing_at as failing_at
+from ._simio import SimIO as SimIO
 from ._simlink import Link as Link
 from ._simlink import NetFaults as NetFaults
 from ._simnet import SimHost as SimHost
@@ -76,7 +80,9 @@ __all__ = [
     "Say",
     "Seen",
     "SimDeadlock",
+    "SimDisk",
     "SimHost",
+    "SimIO",
     "SimLivelock",
     "SimNet",
     "SimResult",
@@ -88,7 +94,9 @@ __all__ = [
     "Sweep",
     "SystemTaskLeft",
     "cancel_everywhere",
+    "disk_full_from",
     "explore",
+    "failing_at",
     "no_leaks",
     "open_fake_sglang",
     "open_memory_net",

@@ -72,45 +72,57 @@ class SimDisk:
         self.log.append(Mark(number))
 
     def connect(self) -> apsw.Connection:
+        """A connection to the database on this disk."""
         db, close = connect(self, page_size=self.page_size)
         self._closers.append(close)
         return db
 
     def lock(self) -> None:
+        """Take the disk; raises LedgerError if it is taken."""
         if self._locked:
             raise LedgerError("the simulated disk is in use: close the ledger that has it open")
         self._locked = True
 
     def unlock(self) -> None:
+        """Let go of the disk."""
         self._locked = False
         while self._closers:
             self._closers.pop()()
 
     def names(self) -> list[str]:
+        """The files there are."""
         return self.files.names()
 
     def size(self, name: str) -> int:
+        """Bytes of a file."""
         return len(self.files.content(name))
 
     def write(self, name: str, offset: int, parts: Sequence[bytes]) -> None:
+        """Write these one behind the other from an offset on."""
         self.do(Write(name, offset, b"".join(parts)))
 
     def read(self, name: str, offset: int, length: int) -> bytes:
+        """Up to ``length`` bytes from an offset."""
         return bytes(self.files.content(name)[offset : offset + length])
 
     def truncate(self, name: str, length: int) -> None:
+        """Cut a file."""
         self.do(Write(name, length, None))
 
     def rename(self, name: str, to: str) -> None:
+        """Give a file another name."""
         self.do(Rename(name, to))
 
     def delete(self, name: str) -> None:
+        """Remove a file."""
         self.do(Rename(name, None))
 
     def sync(self, name: str) -> None:
+        """Make a file's content survive a power cut."""
         self.do(Sync(name))
 
     def sync_names(self) -> None:
+        """Make creations, renames and deletions survive a power cut."""
         self.do(SyncNames())
 
 
