@@ -209,11 +209,11 @@ def read_an_archive_of(path: Path) -> None:
         archive = Path(ground)
         for entry in path.iterdir():
             (archive / entry.name).write_bytes(entry.read_bytes())
+        (archive / "ledger.db-wal").touch()  # as an earlier reader leaves it
         archive.chmod(0o555)
         with nobody(), read_ledger(archive) as reader:
             assert reader.counts()[State.READY] == 1
             assert reader.group_by_id(gid(1)) == group(1, size=BIG)
-        assert {entry.name for entry in archive.iterdir()} == {entry.name for entry in path.iterdir()}
         archive.chmod(0o755)
 
 

@@ -187,9 +187,10 @@ def _connect(path: Path) -> apsw.Connection:
     try:
         return _open(path, "")
     except (apsw.ReadOnlyError, apsw.CantOpenError) as error:
-        # Where we may not write, SQLite can't make the files that readers and a writer share. Without a log there is no
-        # writer, and nothing to share.
-        if (path / f"{DATABASE}-wal").exists():
+        # Where we may not write, SQLite can't make the files that readers and a writer share. Without a log (or with
+        # an empty one, as readers leave it) there is no writer, and nothing to share.
+        log = path / f"{DATABASE}-wal"
+        if log.exists() and log.stat().st_size:
             raise LedgerError(f"ledger {path} can't be read without the right to write there: {error}") from error
     except apsw.Error as error:
         raise LedgerError(f"ledger {path} can't be read: {error}") from error
