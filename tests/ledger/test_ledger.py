@@ -268,6 +268,13 @@ async def test_another_database_is_refused(path):
         await remembered(path)
 
 
+async def test_a_path_that_is_no_directory_is_refused(path):
+    path.parent.mkdir()
+    path.write_bytes(b"")
+    with pytest.raises(LedgerError, match=r"opening it failed.*File exists"):
+        await remembered(path)
+
+
 async def test_a_ledger_in_use_is_refused(path):
     async with open_ledger(path):
         with pytest.raises(LedgerError, match=r"is in use by process \d+: stop that run, or use another directory"):

@@ -103,20 +103,21 @@ class RealDisk:
         return apsw.Connection(os.fspath(self.path / DATABASE))
 
     def lock(self) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-        with _directory(self.path.parent) as fd:
-            os.fsync(fd)
+        _make_durably(self.path)
         fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, str(os.getpid()).encode(), 0)
         except BlockingIOError:
             holder = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
             os.close(fd)
             raise LedgerError(
                 f"ledger {self.path} is in use by process {holder}: stop that run, or use another directory"
             ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        except OSError:
+            os.close(fd)
+            raise
         self._lock = fd
 
     def unlock(self) -> None:
@@ -161,6 +162,15 @@ class RealDisk:
 
     def sync_names(self) -> None:
         with _directory(self.path) as fd:
+            os.fsync(fd)
+
+
+def _make_durably(path: Path) -> None:
+    """Make a directory, and those above it, so that they survive a power cut."""
+    if not path.is_dir():
+        _make_durably(path.parent)
+        path.mkdir(exist_ok=True)
+        with _directory(path.parent) as fd:
             os.fsync(fd)
 
 
