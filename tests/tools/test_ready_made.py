@@ -34,8 +34,8 @@ class Desk:
         self.turn = TurnCancellation()
         self.runtime = tools.runtime(
             [
-                ShellTool(tools.run_captured, shell=SHELL),
-                ExecCommandTool(sessions, shell=SHELL),
+                ShellTool(tools.run_captured, interpreter=SHELL),
+                ExecCommandTool(sessions, interpreter=SHELL),
                 WriteStdinTool(sessions),
             ],
             hooks=hooks,

@@ -10,24 +10,24 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class CommandArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run: ``argv``, a list of words, or ``cmd``, a line for the shell that the tool was given."""
+    """What to run: ``argv``, a list of words, or ``cmd``, a line for the tool's interpreter."""
 
     argv: list[str] | None = None
     cmd: str | None = None
     workdir: str | None = None
 
-    def words(self, shell: tuple[str, ...] | None) -> list[str]:
+    def words(self, interpreter: tuple[str, ...] | None) -> list[str]:
         """The command as words.
 
         Raises:
-          RespondToModel: there is none, or it is a line and there is no shell.
+          RespondToModel: there is none, or it is a line and there is no interpreter, such as ``sh -c``.
 
         """
         if self.argv:
             return self.argv
-        if self.cmd is None or shell is None:
-            raise RespondToModel("the command is missing: " + ("argv" if shell is None else "argv or cmd"))
-        return [*shell, self.cmd]
+        if self.cmd is None or interpreter is None:
+            raise RespondToModel("the command is missing: " + ("argv" if interpreter is None else "argv or cmd"))
+        return [*interpreter, self.cmd]
 
 
 class ShellArguments(CommandArguments, frozen=True, kw_only=True):

@@ -155,8 +155,8 @@ async def _terminate_gracefully(child: Child, grace: float) -> None:
 
 async def capture(spawn: Spawn, command: Command, plan: CapturePlan) -> Captured:
     """Run ``command`` through ``spawn`` to its end. See ``run_captured``."""
-    started = trio.current_time()
     child = await spawn(command)
+    started = trio.current_time()  # not before: a host that starts processes slowly is not the command's fault
     out, err = _Output("stdout", plan), _Output("stderr", plan)
     stop: StopKind | None = None
     reaped = False

@@ -16,8 +16,6 @@ from ._sessions import ExecSessions
 from ._tool import Invocation, RespondToModel, Tool
 from ._tool_values import FunctionOutput, ToolName, ToolOutput
 
-SHELL = ("sh", "-c")
-
 
 class RunCaptured(Protocol):
     """A bound ``run_captured``: of a rollout's tools, or a sandbox's ``exec``."""
@@ -54,14 +52,14 @@ class ShellTool(Tool):
     name = ToolName("shell")
     supports_parallel = True
 
-    def __init__(self, run: RunCaptured, *, shell: tuple[str, ...] | None = None) -> None:
-        """``shell`` runs a command line given as ``cmd``; None: only words are taken."""
-        self._run, self._shell = run, shell
+    def __init__(self, run: RunCaptured, *, interpreter: tuple[str, ...] | None = None) -> None:
+        """``interpreter`` runs a command line given as ``cmd``; None: only words are taken."""
+        self._run, self._interpreter = run, interpreter
 
     async def handle(self, invocation: Invocation) -> FunctionOutput:
         """Run it. A timeout is a result, with its line on top."""
         arguments = arguments_of(invocation, ShellArguments)
-        argv = arguments.words(self._shell)
+        argv = arguments.words(self._interpreter)
         limit = None if arguments.timeout_ms is None else arguments.timeout_ms / 1000
         with _told_to_the_model(f"shell failed for {argv}"):
             result = await self._run(argv, cwd=arguments.workdir, timeout=limit)
@@ -76,14 +74,14 @@ class ExecCommandTool(Tool):
     name = ToolName("exec_command")
     supports_parallel = True
 
-    def __init__(self, sessions: ExecSessions, *, shell: tuple[str, ...] | None = None) -> None:
-        """``shell`` runs a command line given as ``cmd``; None: only words are taken."""
-        self._sessions, self._shell = sessions, shell
+    def __init__(self, sessions: ExecSessions, *, interpreter: tuple[str, ...] | None = None) -> None:
+        """``interpreter`` runs a command line given as ``cmd``; None: only words are taken."""
+        self._sessions, self._interpreter = sessions, interpreter
 
     async def handle(self, invocation: Invocation) -> ExecOutput:
         """Start it and collect its output."""
         arguments = arguments_of(invocation, ExecArguments)
-        argv = arguments.words(self._shell)
+        argv = arguments.words(self._interpreter)
         with _told_to_the_model(f"exec_command failed for {argv}"):
             return await self._sessions.exec_command(
                 argv,
