@@ -35,8 +35,11 @@ class Metrics:
 
     def flat(self) -> dict[str, float]:
         """The same as one flat mapping of numbers, as experiment trackers want it; what is unknown is left out."""
-        values = attrs.asdict(self, filter=lambda field, value: field.name != "requeues" and value is not None)
-        return values | {f"requeues/{cause.value}": count for cause, count in self.requeues.items()}
+        values: dict[str, float] = attrs.asdict(
+            self, filter=lambda field, value: field.name != "requeues" and value is not None
+        )
+        values.update({f"requeues/{cause.value}": count for cause, count in self.requeues.items()})
+        return values
 
 
 @final

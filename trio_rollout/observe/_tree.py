@@ -25,7 +25,7 @@ def task_tree(
     To be called in the thread of the Trio run. Never raises: what cannot be shown says so in its place.
     """
     try:
-        return _Renderer(describe=describe, left=most_tasks).render(root)
+        return _Renderer(describe, most_tasks).render(root)
     except Exception as error:  # ruff: ignore[blind-except]  a look at a run that is in trouble must not add to it
         return f"(the task tree could not be shown: {type(error).__name__}: {error})"
 

@@ -47,9 +47,9 @@ class StepWatchdog(trio.abc.Instrument):
         self.threshold = threshold
         self.slow: deque[SlowStep] = deque(maxlen=_MOST_KEPT)
         """The last slow steps."""
-        self.count = 0
+        self.count: int = 0
         """How many steps were slow."""
-        self.longest_s = 0.0
+        self.longest_s: float = 0.0
         """Duration of the longest step."""
         self._on_slow = on_slow
         # One attribute each, with all that belongs together: both are read and written by two threads without a lock.

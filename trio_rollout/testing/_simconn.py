@@ -32,10 +32,10 @@ class Wire:
     def __init__(
         self, link: Link, rng: random.Random, events: Counter[str], fate: Fate, gone: Callable[["Wire"], None]
     ) -> None:
-        self.up = Pipe(link, rng, events)
-        self.down = Pipe(link, rng, events)
-        self.client_open = True
-        self.server_lost = False
+        self.up: Pipe = Pipe(link, rng, events)
+        self.down: Pipe = Pipe(link, rng, events)
+        self.client_open: bool = True
+        self.server_lost: bool = False
         """The server's machine has no power, or has had none since: it knows nothing of this connection."""
         self._events = events
         self._fate = fate
@@ -112,8 +112,8 @@ class End:
         self._wire = wire
         self._out = outgoing
         self._in = incoming
-        self.closed = False
-        self.ended = False
+        self.closed: bool = False
+        self.ended: bool = False
         """``send_eof`` was called."""
 
     def _require_open(self) -> None:

@@ -80,11 +80,13 @@ def sim_run(
 
 
 def _raise(verdict: BaseException | None, error: BaseException | None, note: str) -> NoReturn:
-    failure = verdict or error or AssertionError("the run ended without a value, an error or a verdict")
-    failure.add_note(note)
-    if failure is verdict and verdict.__cause__ is None:
-        raise verdict from error
-    raise failure
+    if verdict is not None:
+        verdict.add_note(note)
+        raise verdict from verdict.__cause__ or error
+    if error is None:
+        raise AssertionError("the run ended without a value, an error or a verdict")
+    error.add_note(note)
+    raise error
 
 
 async def _main(

@@ -19,7 +19,7 @@ class Notes(Generic[S]):
 
     def __init__(self) -> None:
         self.seen: dict[str, int] = {}
-        self.invariants = Invariants()
+        self.invariants: Invariants = Invariants()
         """What holds between any two steps of this run: ``with arm.invariants.hold(check): ...``."""
         self._kept: list[S] = []
 

@@ -29,8 +29,8 @@ class Faults(Notes[S]):
 
     def __init__(self, make: Raises, *, at: int) -> None:
         super().__init__()
-        self.awaits = 0
-        self.where = ""
+        self.awaits: int = 0
+        self.where: str = ""
         self._make = make
         self._at = at
 
