@@ -4,6 +4,30 @@ General layout: ``bridge`` runs asyncio functions from Trio; ``thread`` runs the
 ``docs/embedding.md`` says which way to choose. Importing this package never imports trio_asyncio.
 """
 
+from ._servers import Answer as Answer
+from ._servers import AsyncioClient as AsyncioClient
+from ._servers import aiohttp_client as aiohttp_client
+from ._servers import httpx_client as httpx_client
+from ._servers import open_asyncio_servers as open_asyncio_servers
+from ._user_code import AsyncioRollout as AsyncioRollout
+from ._user_code import asyncio_generate as asyncio_generate
+from ._user_code import asyncio_reward as asyncio_reward
+from .bridge import Bridge as Bridge
+from .bridge import BridgeSettings as BridgeSettings
+from .bridge import OnLeak as OnLeak
 from .bridge import open_bridge as open_bridge
 
-__all__ = ["open_bridge"]
+__all__ = [
+    "Answer",
+    "AsyncioClient",
+    "AsyncioRollout",
+    "Bridge",
+    "BridgeSettings",
+    "OnLeak",
+    "aiohttp_client",
+    "asyncio_generate",
+    "asyncio_reward",
+    "httpx_client",
+    "open_asyncio_servers",
+    "open_bridge",
+]

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
+
 from trio_rollout_compat.bridge import Bridge, BridgeSettings, open_bridge
 
 OpenBridge = Callable[..., AbstractAsyncContextManager[Bridge]]

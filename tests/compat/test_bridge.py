@@ -9,6 +9,8 @@ import threading
 import pytest
 import sniffio
 import trio
+
+from trio_rollout.errors import SettingsError
 from trio_rollout_compat.bridge import (
     AsyncioCancelled,
     AsyncioExit,
@@ -18,8 +20,6 @@ from trio_rollout_compat.bridge import (
     Offence,
     open_bridge,
 )
-
-from trio_rollout.errors import SettingsError
 
 from .handshake import Reached, forever
 

@@ -8,6 +8,7 @@ import threading
 import pytest
 import trio
 import trio.testing
+
 from trio_rollout_compat.bridge import BridgeSettings, LeakedTasks, Offence, OnLeak, open_bridge
 
 from .handshake import Reached, forever

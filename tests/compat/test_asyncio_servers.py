@@ -1,0 +1,86 @@
+"""SGLang servers behind an asyncio HTTP client: the native client's rules over somebody else's exchange."""
+
+import asyncio
+
+import httpx
+import pytest
+import trio
+
+from trio_rollout import PauseMode, SamplingParams, Stop
+from trio_rollout.errors import RequestRejected, ServerLost
+from trio_rollout.testing import Fault, Reply, Run, open_fake_sglang
+from trio_rollout_compat import Answer, httpx_client, open_asyncio_servers, open_bridge
+
+
+async def raw_client(method, url, headers, body):
+    """A user's own client: asyncio streams, one connection a request."""
+    parts = httpx.URL(url)
+    reader, writer = await asyncio.open_connection(parts.host, parts.port)
+    try:
+        lines = [f"{method} {parts.raw_path.decode()} HTTP/1.1", f"host: {parts.host}", "connection: close"]
+        lines += [f"{name}: {value}" for name, value in headers.items() if name in {"content-type", "content-length"}]
+        writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+        head = await reader.readuntil(b"\r\n\r\n")
+        fields = dict(line.split(": ", 1) for line in head.decode().lower().split("\r\n")[1:] if line)
+        content = await reader.readexactly(int(fields["content-length"]))
+    finally:
+        writer.close()
+        await writer.wait_closed()
+    return Answer(int(head.split()[1]), content, fields)
+
+
+@pytest.fixture
+async def bridge():
+    async with open_bridge("thread") as bridge:
+        yield bridge
+
+
+@pytest.fixture(params=["httpx", "raw"])
+async def client(request, bridge):
+    if request.param == "raw":
+        yield raw_client
+        return
+
+    async def open_client():
+        return httpx.AsyncClient(timeout=None, trust_env=False)
+
+    client = await bridge.call(open_client)
+    yield httpx_client(client)
+    await bridge.call(client.aclose)
+
+
+async def test_it_samples_and_is_controlled(bridge, client):
+    async with open_fake_sglang() as fake, open_asyncio_servers([fake.url], client, bridge=bridge) as servers:
+        turn = await servers.generate([1, 2, 3], SamplingParams(max_new_tokens=4))
+        assert (len(turn.output_ids), turn.stop) == (4, Stop.LENGTH)
+        await servers.pause(PauseMode.ABORT)
+        assert fake.paused
+        await servers.resume()
+        await servers.flush_cache()
+        assert await servers.health() == {fake.url: True}
+
+
+async def test_a_deadline_aborts_on_the_server(bridge, client):
+    async with (
+        open_fake_sglang([Run()]) as fake,
+        open_asyncio_servers([fake.url], client, bridge=bridge) as servers,
+    ):
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(servers.generate, [1], SamplingParams(max_new_tokens=4))
+                await fake.until(lambda: fake.in_flight == 1)
+                scope.cancel()
+        assert scope.cancelled_caught
+        assert fake.in_flight == 0
+        assert servers.statistics().orphans == 0
+
+
+async def test_refusals_and_broken_connections_are_told_apart(bridge, client):
+    async with (
+        open_fake_sglang([Reply(status=400, body=b'{"error": {"message": "no"}}'), Fault.RESET]) as fake,
+        open_asyncio_servers([fake.url], client, bridge=bridge) as servers,
+    ):
+        with pytest.raises(RequestRejected, match="no"):
+            await servers.generate([1], SamplingParams(max_new_tokens=4))
+        with pytest.raises(ServerLost):
+            await servers.generate([1], SamplingParams(max_new_tokens=4))

@@ -1,0 +1,258 @@
+"""Asyncio generate functions and scorers in the engine: deadlines, aborts, requeues and drains hold for them."""
+
+import asyncio
+
+import pytest
+import trio
+
+from trio_rollout import (
+    Cause,
+    Deadlines,
+    Drop,
+    EngineSettings,
+    IterableSource,
+    Keep,
+    PauseMode,
+    Retry,
+    SamplingParams,
+    open_rollout_engine,
+)
+from trio_rollout.errors import RequestRejected
+from trio_rollout.testing import HANG, Fail, FakeServers, Say, prompts
+from trio_rollout_compat import BridgeSettings, asyncio_generate, asyncio_reward, open_bridge
+from trio_rollout_compat.bridge import Offence
+
+from .handshake import forever
+
+
+async def two_turns(prompt, rollout):
+    first = await rollout.generate(rollout.input)
+    await asyncio.sleep(0)
+    second = await rollout.generate([*first.prompt_ids, *first.output_ids, 7], SamplingParams(max_new_tokens=2))
+    return rollout.finish([first, second])
+
+
+async def score(trajectory):
+    await asyncio.sleep(0)
+    return float(trajectory.turns)
+
+
+def settings(*, attempts=3, **deadlines):
+    return EngineSettings(
+        samples_per_prompt=2,
+        max_running=4,
+        retry=Retry(max_attempts=attempts, backoff_base=0.01, backoff_max=0.01),
+        deadlines=Deadlines(**deadlines),
+    )
+
+
+async def collect(engine):
+    return [group async for batch in engine.batches(2) for group in batch.groups]
+
+
+def requeues(engine):
+    return {cause: count for cause, count in engine.statistics().requeues.items() if count}
+
+
+async def test_functions_run_through_each_backend(bridge):
+    """Prompts in, scored groups out, with every part of it asyncio."""
+
+    async def keep_some(group):
+        return Drop("asyncio says so") if group.prompt.id == "p1" else Keep()
+
+    async with open_rollout_engine(
+        IterableSource(prompts(4)),
+        asyncio_generate(two_turns, bridge=bridge, sampling=SamplingParams(max_new_tokens=3)),
+        servers=FakeServers(plan=lambda number, prompt: Say(seconds=0)),
+        reward=asyncio_reward(score, bridge=bridge),
+        group_filter=asyncio_reward(keep_some, bridge=bridge),
+        settings=settings(),
+    ) as engine:
+        groups = await collect(engine)
+        assert engine.statistics().filtered == 1
+    assert sorted(group.prompt.id for group in groups) == ["p0", "p2", "p3"]
+    for row in (row for group in groups for row in group.trajectories):
+        assert row.reward == 2.0
+        assert row.segments[0].response_length == 3 + 1 + 2
+    assert bridge.statistics().running == 0
+    assert not bridge.statistics().offences
+
+
+async def test_a_group_deadline_aborts_the_request_of_an_asyncio_function(autojump_clock):
+    """Its own cleanup is awaited, and the request is aborted before the slot is free."""
+    log = []
+    servers = FakeServers(plan=lambda number, prompt: HANG if number == 0 else Say(seconds=1))
+
+    async def generate(prompt, rollout):
+        try:
+            return rollout.finish([await rollout.generate(rollout.input)])
+        except asyncio.CancelledError:
+            log.append(servers.aborts)
+            await asyncio.sleep(1)
+            log.append("cleaned")
+            raise
+
+    async with (
+        open_bridge("in-loop") as bridge,
+        open_rollout_engine(
+            IterableSource(prompts(1)),
+            asyncio_generate(generate, bridge=bridge),
+            servers=servers,
+            settings=settings(group=100),
+        ) as engine,
+    ):
+        assert len(await collect(engine)) == 1
+        assert requeues(engine) == {Cause.DEADLINE: 1}
+    assert log == [1, "cleaned"]
+    assert not bridge.statistics().offences
+
+
+async def test_a_hanging_scorer_ends_at_its_deadline_and_is_tried_again(autojump_clock):
+    calls = []
+
+    async def hang_once(trajectory):
+        calls.append(trajectory.index)
+        if len(calls) == 1:
+            await forever()
+        return 1.0
+
+    async with (
+        open_bridge("in-loop") as bridge,
+        open_rollout_engine(
+            IterableSource(prompts(1)),
+            asyncio_generate(two_turns, bridge=bridge),
+            servers=FakeServers(),
+            reward=asyncio_reward(hang_once, bridge=bridge),
+            settings=settings(reward=10),
+        ) as engine,
+    ):
+        (group,) = await collect(engine)
+        assert requeues(engine) == {}
+    assert len(calls) == 3
+    assert group.attempt == 1
+
+
+async def test_a_request_that_is_refused_reaches_the_function_as_it_is(autojump_clock):
+    seen = []
+
+    async def generate(prompt, rollout):
+        try:
+            await rollout.generate(rollout.input)
+        except RequestRejected as error:
+            seen.append(error)
+        return rollout.finish([await rollout.generate([1])])
+
+    error = RequestRejected("no", status=400)
+    async with (
+        open_bridge("in-loop") as bridge,
+        open_rollout_engine(
+            IterableSource(prompts(1)),
+            asyncio_generate(generate, bridge=bridge),
+            servers=FakeServers(plan=lambda number, prompt: Fail(error) if number == 0 else Say()),
+            settings=settings(),
+        ) as engine,
+    ):
+        assert len(await collect(engine)) == 1
+    assert seen == [error]
+
+
+async def test_a_weight_update_requeues_without_using_up_an_attempt(autojump_clock):
+    swallowed = []
+
+    async def generate(prompt, rollout):
+        try:
+            return rollout.finish([await rollout.generate(rollout.input)])
+        except Exception as error:  # an interruption is no exception, so nobody can swallow it like this
+            swallowed.append(error)
+            raise
+
+    servers = FakeServers(plan=lambda number, prompt: Say(seconds=50))
+    async with (
+        open_bridge("in-loop") as bridge,
+        open_rollout_engine(
+            IterableSource(prompts(1)),
+            asyncio_generate(generate, bridge=bridge),
+            servers=servers,
+            settings=settings(),
+        ) as engine,
+    ):
+        await trio.sleep(10)
+        async with engine.weight_update(version=1, mode=PauseMode.ABORT):
+            servers.set_version(1)
+        (group,) = await collect(engine)
+        assert requeues(engine) == {Cause.WEIGHT_UPDATE: 1}
+    assert group.oldest_version == 1
+    assert not swallowed
+
+
+async def test_a_function_that_swallows_every_cancellation_keeps_no_slot(autojump_clock, caplog):
+    """It is abandoned after the grace; its group is tried again and becomes ready; the report names the function."""
+    runs = []
+
+    async def deaf(prompt, rollout):
+        runs.append(rollout.index)
+        while len(runs) <= 2:
+            try:
+                await forever()
+            except asyncio.CancelledError:
+                continue
+        return rollout.finish([await rollout.generate(rollout.input)])
+
+    async with (
+        open_bridge("in-loop", settings=BridgeSettings(grace=3)) as bridge,
+        open_rollout_engine(
+            IterableSource(prompts(1)),
+            asyncio_generate(deaf, bridge=bridge),
+            servers=FakeServers(),
+            settings=settings(group=100),
+        ) as engine,
+    ):
+        assert len(await collect(engine)) == 1
+        assert engine.statistics().running_rollouts == 0
+        ((name, count),) = bridge.statistics().offences[Offence.ABANDONED].items()
+    assert name.endswith("deaf")
+    assert count == 2
+
+
+async def test_the_deadline_is_on_the_loop_s_clock(bridge):
+    seen = []
+
+    async def generate(prompt, rollout):
+        seen.append(rollout.deadline - asyncio.get_running_loop().time())
+        assert (rollout.attempt, rollout.weight_version) == (1, 0)
+        return await two_turns(prompt, rollout)
+
+    async with open_rollout_engine(
+        IterableSource(prompts(1)),
+        asyncio_generate(generate, bridge=bridge),
+        servers=FakeServers(plan=lambda number, prompt: Say(seconds=0)),
+        settings=settings(group=1000),
+    ) as engine:
+        await collect(engine)
+    assert all(990 < left <= 1000 for left in seen)
+
+
+async def test_the_portal_runs_any_trio_function_and_not_for_longer_than_its_call(bridge):
+    kept = []
+
+    async def in_trio(number):
+        await trio.lowlevel.checkpoint()
+        return number + 1
+
+    async def generate(prompt, rollout):
+        kept.append(rollout.portal)
+        assert await rollout.portal.run(in_trio, 1) == 2
+        return await two_turns(prompt, rollout)
+
+    async def use_late():
+        await kept[0].run(in_trio, 1)
+
+    async with open_rollout_engine(
+        IterableSource(prompts(1)),
+        asyncio_generate(generate, bridge=bridge),
+        servers=FakeServers(plan=lambda number, prompt: Say(seconds=0)),
+        settings=settings(),
+    ) as engine:
+        await collect(engine)
+    with pytest.raises(RuntimeError, match="this portal's call is over"):
+        await bridge.call(use_late)
