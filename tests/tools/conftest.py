@@ -19,9 +19,9 @@ def state_of(pid):
         return ""
 
 
-def marked():
-    """Living processes that carry this test process's marker, wherever they have fled."""
-    marker = f"TRIO_ROLLOUT={os.getpid()}\0".encode()
+def marked(host=None):
+    """Living processes that carry a host's marker (by default this test process's), wherever they have fled."""
+    marker = f"TRIO_ROLLOUT={host or os.getpid()}\0".encode()
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -35,7 +35,7 @@ def marked():
 class Processes:
     """What tests ask about processes."""
 
-    marked = staticmethod(marked)
+    marked = marked_by = staticmethod(marked)
 
     @staticmethod
     def alive(pid):

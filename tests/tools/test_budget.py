@@ -7,7 +7,6 @@ import trio
 
 from trio_rollout._core.settings import Deadlines
 from trio_rollout.tools import open_rollout_tools
-from trio_rollout.tools._rollout_tools import tool_budget
 
 
 @pytest.mark.parametrize(
@@ -23,8 +22,10 @@ from trio_rollout.tools._rollout_tools import tool_budget
         (None, None, -3.0, 0.0),
     ],
 )
-def test_a_tool_gets_what_is_allowed_and_left(asked, allowed, remaining, budget):
-    assert tool_budget(asked, allowed, remaining) == pytest.approx(budget)
+async def test_a_tool_gets_what_is_allowed_and_left(autojump_clock, asked, allowed, remaining, budget):
+    deadline = trio.current_time() + remaining
+    async with open_rollout_tools(deadline=deadline, deadlines=Deadlines(tool=allowed)) as tools:
+        assert tools.budget(asked) == pytest.approx(budget)
 
 
 async def test_a_commands_time_is_cut_to_what_remains_of_the_rollout():

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import resource
+import subprocess
 import sys
 
 import pytest
@@ -358,6 +359,42 @@ async def test_a_sweep_removes_what_died_with_its_host_and_nothing_else(provider
         assert await provider.sweep("run1") == 3
         assert left(provider) == sorted([mine.name, other.name])
         assert await LocalSandboxes(provider.root).sweep("run1") == 0, "another provider sees the lock too"
+
+
+HOST = """
+import contextlib, sys, trio
+from trio_rollout.tools import LocalSandboxes, open_sandbox
+
+async def main():
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(3):
+            sandbox = await stack.enter_async_context(open_sandbox(LocalSandboxes(sys.argv[1]), label="run1"))
+            await sandbox.start(["sh", "-c", "setsid sleep 600 & exec sleep 600"])
+        print("ready", flush=True)
+        await trio.sleep_forever()
+
+trio.run(main)
+"""
+
+
+async def test_kill_9_with_three_sandboxes_then_a_restart_leaves_none(provider, processes):
+    """F090: their processes die with the host, the directories go at the next start."""
+    host = await trio.lowlevel.open_process([sys.executable, "-c", HOST, str(provider.root)], stdout=subprocess.PIPE)
+    try:
+        with trio.fail_after(30):
+            assert b"ready" in await host.stdout.receive_some()
+        pids = processes.marked_by(host.pid)
+        assert len(pids) == 6
+    finally:
+        host.kill()
+        with trio.move_on_after(10, shield=True):
+            await host.wait()
+            await host.stdout.aclose()
+
+    assert len(left(provider)) == 3
+    for pid in pids:
+        await processes.wait_gone(pid)
+    assert (await provider.sweep("run1"), left(provider)) == (3, [])
 
 
 async def test_the_lock_is_not_inherited_by_commands(provider):

@@ -27,6 +27,11 @@ MINIMAL_ENVIRONMENT: Mapping[str, str] = {
 MARKER = "TRIO_ROLLOUT"
 
 
+def minimal_environment() -> dict[str, str]:
+    """What a command gets when nothing else is said: ``MINIMAL_ENVIRONMENT`` and the marker."""
+    return {**MINIMAL_ENVIRONMENT, MARKER: str(os.getpid())}
+
+
 def _words(argv: Argv) -> tuple[str, ...]:
     if isinstance(argv, str | bytes | os.PathLike):
         raise TypeError(f"argv must be a sequence of words, got {argv!r}; for a shell say ['sh', '-c', line]")
@@ -40,7 +45,7 @@ def _words(argv: Argv) -> tuple[str, ...]:
 
 
 def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
-    chosen = {**MINIMAL_ENVIRONMENT, MARKER: str(os.getpid())} if env is None else dict(env)
+    chosen = minimal_environment() if env is None else dict(env)
     for name, value in chosen.items():
         if not name or "=" in name or "\0" in name or "\0" in value:
             raise ValueError(f"env: {name!r}={value!r} can't be an environment variable")

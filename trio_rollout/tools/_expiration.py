@@ -21,9 +21,12 @@ class StopKind(enum.Enum):
 
 @attrs.frozen(kw_only=True)
 class Expiration:
-    """When a captured command has to end: after ``timeout`` seconds (None: never), or when any of ``cancels`` is set."""
+    """When a captured command has to end: ``timeout`` seconds after its start (None: never), and in any case at ``until``
+    on Trio's clock; or when any of ``cancels`` is set.
+    """
 
     timeout: float | None = None
+    until: float = math.inf
     cancels: tuple[trio.Event, ...] = ()
 
     def with_cancellation(self, *events: trio.Event) -> "Expiration":
@@ -41,8 +44,8 @@ class Expiration:
         return StopKind.CANCELLED if any(event.is_set() for event in self.cancels) else StopKind.TIMED_OUT
 
     def deadline(self, now: float) -> float:
-        """When the time is over, on Trio's clock."""
-        return math.inf if self.timeout is None else now + max(0.0, self.timeout)
+        """When the time is over, on Trio's clock, for a command that starts now."""
+        return min(self.until, math.inf if self.timeout is None else now + max(0.0, self.timeout))
 
 
 def as_events(cancel: trio.Event | Sequence[trio.Event]) -> tuple[trio.Event, ...]:

@@ -22,7 +22,7 @@ import trio
 from ..errors import ToolError
 from ._beneath import read_beneath, remove_tree, write_beneath
 from ._capture import Captured, CapturePlan, capture
-from ._command import MINIMAL_ENVIRONMENT, Argv, Command
+from ._command import Argv, Command, minimal_environment
 from ._expiration import Expiration
 from ._limits import ExecLimits
 from ._sandbox_provider import SandboxBackend, SandboxCounts, SandboxSpec
@@ -173,7 +173,7 @@ class LocalSandboxes:
         """Make its directory. The supervisor starts with the first command."""
         owner = await trio.to_thread.run_sync(_make, self.root, spec.name)
         home = self.root / spec.name
-        env = {**MINIMAL_ENVIRONMENT, "HOME": str(home / _FILES), "TMPDIR": str(home / "tmp"), **self.env, **spec.env}
+        env = {**minimal_environment(), "HOME": str(home / _FILES), "TMPDIR": str(home / "tmp"), **self.env, **spec.env}
         self._open[spec.name] = LocalSandbox(home, self, Supervisor(self.limits.teardown), owner, env)
         return self._open[spec.name]
 

@@ -35,17 +35,16 @@ from ._tool import Hooks, LifecycleListener, Tool, ToolRegistry, as_registry
 _MARGIN_S = 1.0
 
 
-def tool_budget(asked: float | None, allowed: float | None, remaining: float) -> float | None:
-    """Seconds that a tool may take; None: no limit.
+def tool_limit(asked: float | None, allowed: float | None) -> float | None:
+    """Seconds that a tool may take: what its caller asks, else what the settings allow (None or <= 0: any)."""
+    if asked is not None:
+        return asked
+    return allowed if allowed is not None and allowed > 0 else None
 
-    ``asked`` by the caller, else ``allowed`` by the settings (None or <= 0: any), and never beyond ``remaining`` less
-    the margin.
-    """
-    limit = asked if asked is not None else allowed if allowed is not None and allowed > 0 else math.inf
-    remaining = max(0.0, remaining)
-    within = remaining if math.isinf(remaining) else remaining - min(_MARGIN_S, remaining / 10)
-    least = min(limit, within)
-    return None if math.isinf(least) else least
+
+def latest_end(now: float, deadline: float) -> float:
+    """When a tool that is started now must have ended: before the rollout's deadline by the margin."""
+    return deadline - min(_MARGIN_S, max(0.0, deadline - now) / 10)
 
 
 @final
@@ -62,7 +61,10 @@ class RolloutTools:
 
     def budget(self, asked: float | None = None) -> float | None:
         """Seconds that a tool started now may take; None without any limit."""
-        return tool_budget(asked, self._deadlines.tool, self._deadline - trio.current_time())
+        now = trio.current_time()
+        limit = tool_limit(asked, self._deadlines.tool)
+        least = min(math.inf if limit is None else limit, max(0.0, latest_end(now, self._deadline) - now))
+        return None if math.isinf(least) else least
 
     async def run_captured(
         self,
@@ -90,8 +92,13 @@ class RolloutTools:
           CommandTimeout, CommandSignalled: with ``check``.
 
         """
+        expiration = Expiration(
+            timeout=tool_limit(timeout, self._deadlines.tool),
+            until=latest_end(trio.current_time(), self._deadline),
+            cancels=as_events(cancel),
+        )
         plan = CapturePlan(
-            expiration=Expiration(timeout=self.budget(timeout), cancels=as_events(cancel)),
+            expiration=expiration,
             policy=policy,
             leftovers=leftovers,
             limits=self._limits,
