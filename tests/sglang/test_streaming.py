@@ -169,7 +169,7 @@ async def test_a_damaged_stream_is_a_server_error(autojump_clock, fault, increme
 
 
 def asked(version_of=lambda name: int(name or 0)):
-    request = wire.generate_request(PROMPT, FIVE, {}, vocab_size=None)
+    request = wire.RequestEncoder(None).encode(PROMPT, FIVE, {})
     return wire.Asked(attempted="POST x", rid=RID, request=request, version_of=version_of)
 
 

@@ -16,7 +16,7 @@ RID = "0123456789abcdef" * 2
 
 
 def request(model_input=(1, 2, 3), *, sampling=None, extra={}, vocab_size=None):  # noqa: B006
-    return wire.generate_request(model_input, sampling or SamplingParams(), extra, vocab_size=vocab_size)
+    return wire.RequestEncoder(vocab_size).encode(model_input, sampling or SamplingParams(), extra)
 
 
 def answer(**changes):
@@ -108,7 +108,10 @@ DAMAGE = {
     "F072 null log-probs": (answer(meta={"output_token_logprobs": None}), "output_token_logprobs is missing"),
     "F071 fewer log-probs": (answer(meta={"output_token_logprobs": [[-1, 7]]}), "3 output_ids but 1"),
     "F071 another token": (answer(meta={"output_token_logprobs": [[-1, 7], [-1, 8], [-1, 10]]}), r"output_ids\[2\]"),
-    "F071 null log-prob": (answer(meta={"output_token_logprobs": [[-1, 7], [None, 8], [-1, 9]]}), r"output_token_logprobs.*\[1\]"),
+    "F071 null log-prob": (
+        answer(meta={"output_token_logprobs": [[-1, 7], [None, 8], [-1, 9]]}),
+        r"output_token_logprobs.*\[1\]",
+    ),
     "a log-prob that is a string": (answer(meta={"output_token_logprobs": [["-1", 7]]}), "no answer"),
     "a negative id": (answer(output_ids=[7, 8, -9]), r"output_ids\[2\]"),
     "an id beyond 31 bits": (answer(output_ids=[7, 8, 2**31]), r"output_ids\[2\]"),
@@ -233,6 +236,48 @@ def test_a_request_says_what_it_must():
     params = body["sampling_params"]
     assert (params["max_new_tokens"], params["stop"], params["stop_token_ids"]) == (9, ["a"], [2])
     assert (params["sampling_seed"], params["regex"], params["top_k"]) == (5, "x", -1)
+
+
+def test_requests_are_encoded_afresh_when_anything_changes():
+    """What follows the prompt is remembered: never for other parameters, for an extra, or for a stream."""
+    encoder = wire.RequestEncoder(None)
+    one, two = SamplingParams(temperature=0.5), SamplingParams(temperature=0.25)
+    bodies = [
+        json.loads(encoder.encode([1], sampling, extra, stream=stream).body(RID))
+        for sampling, extra, stream in [
+            (one, {}, False),
+            (one, {"x": 1}, False),
+            (one, {}, True),
+            (two, {}, True),
+            (one, {}, False),
+        ]
+    ]
+
+    assert [body["sampling_params"]["temperature"] for body in bodies] == [0.5, 0.5, 0.5, 0.25, 0.5]
+    assert [body["stream"] for body in bodies] == [False, False, True, True, False]
+    assert [body.get("x") for body in bodies] == [None, 1, None, None, None]
+
+
+META = {
+    "input_token_logprobs": [[None, 1, None], [-0.5, 2, None]],
+    "all_log_probs": [[-0.5, 2, None], [-0.25, 3, "x"]],
+    "output_top_logprobs": [[[-0.5, 2, None]], None],
+    "hidden_states": [[0.5, 1.0], [0.25, 2.0]],
+    "numbers": [1, 2.5, None, True, "x", {"y": [1]}],
+    "routed_experts": "AAAA",
+    "nothing": [],
+    "nested": {"a": [[1, 2]]},
+}
+
+
+@pytest.mark.parametrize("names", [[name] for name in META] + [list(META)], ids=str)
+def test_the_rest_of_the_servers_record_is_kept_as_it_is(names):
+    """Arrays that look like log-probs are not taken for any."""
+    meta = {name: META[name] for name in names}
+    turn = decode(answer(meta=meta))
+
+    assert {name: turn.meta_info[name] for name in names} == meta
+    assert turn.log_probs.tolist() == [-1.0, -2.5, -0.25]
 
 
 def test_text_asks_for_the_ids_it_became():

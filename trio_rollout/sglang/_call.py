@@ -16,7 +16,7 @@ EVENT_STREAM = "text/event-stream"
 
 
 @final
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.define(kw_only=True, eq=False)  # frozen costs a call for each field
 class Call:
     """One try: where it goes, under which rid, what the server's weights were called when it was sent, and its stream."""
 

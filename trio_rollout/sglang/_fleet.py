@@ -16,6 +16,7 @@ from .._core.statistics import ServerCounts, ServerStatistics
 from .._ports import Ports
 from ._server import Server
 from ._settings import ServerSettings
+from ._wire import RequestEncoder
 
 _log: Final = logging.getLogger("trio_rollout.sglang")
 
@@ -28,7 +29,7 @@ class Fleet:
     servers: Sequence[Server]
     settings: ServerSettings
     ports: Ports
-    vocab_size: int | None
+    requests: RequestEncoder
     required: int | None = None
     """Only servers that name this version get work (those that never named one excepted)."""
     window: bool = False

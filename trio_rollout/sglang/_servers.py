@@ -30,7 +30,7 @@ from ._probe import probe
 from ._reaper import reap
 from ._settings import ServerSettings
 from ._startup import discover, meet, servers_of, vocab_size_of
-from ._wire import checked_ids, generate_request
+from ._wire import RequestEncoder, checked_ids
 
 _log: Final = logging.getLogger("trio_rollout.sglang")
 _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
@@ -68,7 +68,7 @@ class SGLangServers:
 
         """
         if prompt.input_ids is not None:
-            return checked_ids(prompt.input_ids, self._fleet.vocab_size)
+            return checked_ids(prompt.input_ids, self._fleet.requests.vocab_size)
         if prompt.text is not None:
             return prompt.text if self._tokenizer is None else self._checked(self._tokenizer.encode(prompt.text))
         if self._tokenizer is None:
@@ -79,7 +79,7 @@ class SGLangServers:
         return self._checked(self._tokenizer.apply_chat_template(prompt.messages or ()))
 
     def _checked(self, ids: Sequence[int]) -> ModelInput:
-        return checked_ids(ids, self._fleet.vocab_size)
+        return checked_ids(ids, self._fleet.requests.vocab_size)
 
     async def generate(
         self,
@@ -107,13 +107,7 @@ class SGLangServers:
           ServerError: any other failure.
 
         """
-        request = generate_request(
-            input_ids,
-            sampling,
-            extra,
-            vocab_size=self._fleet.vocab_size,
-            stream=not (moved is None and on_tokens is None),
-        )
+        request = self._fleet.requests.encode(input_ids, sampling, extra, stream=moved is not None)
         return await Generation(self._fleet, request, affinity, self._abort_s, moved, on_tokens).run()
 
     async def pause(self, mode: PauseMode) -> None:
@@ -228,7 +222,7 @@ async def open_sglang_servers(
     servers = servers_of(urls, settings, connect)
     try:
         vocab_size = await vocab_size_of(await meet(servers, settings), settings, run_sync)
-        fleet = Fleet(servers, settings, ports if ports is not None else Ports(), vocab_size)
+        fleet = Fleet(servers, settings, ports if ports is not None else Ports(), RequestEncoder(vocab_size))
         async with open_service(partial(_serve, fleet), lambda _value, _error: _leave(fleet)):
             yield SGLangServers(fleet=fleet, tokenizer=loaded, abort_s=settings.abort, control_s=settings.control)
     finally:

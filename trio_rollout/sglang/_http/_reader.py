@@ -28,7 +28,7 @@ _NO_BODY: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 
 
 @final
-@attrs.frozen
+@attrs.define  # frozen costs a call for each field
 class Response:
     """A complete answer. ``headers`` are as sent, names in lower case."""
 

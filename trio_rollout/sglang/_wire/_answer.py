@@ -1,103 +1,26 @@
-"""A /generate answer: JSON straight into arrays, and every check that keeps a damaged one from becoming a Turn."""
+"""A /generate answer as a Turn: every check that keeps a damaged one from becoming one."""
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import attrs
 import msgspec
 import numpy as np
 
-from ..._core.arrays import ID_MAX, FloatArray, IdArray
+from ..._core.arrays import FloatArray, IdArray
 from ..._core.enums import Stop
 from ..._core.values import Turn, VersionSpan
 from ...errors import ServerError
+from ._draft import LOG_PROBS, Draft, decode_draft
 from ._errors import error_of
 from ._request import GenerateRequest
 
 VersionOf: TypeAlias = Callable[[object], int]
 """What a version's name in an answer stands for, as a number."""
 
-_LOG_PROBS: Final = "output_token_logprobs"
 _FINISH: Final = "finish_reason"
 _STOPS: Final = {stop.value: stop for stop in Stop}
 _FIRST_ERROR: Final = 400
-
-
-# Checked by the decoder in C: what passes fits the arrays as it is.
-_TokenId = Annotated[int, msgspec.Meta(ge=0, le=ID_MAX)]
-
-
-class _TokenLogProb(msgspec.Struct, array_like=True, gc=False):
-    """``[log_prob, token_id, text or null]``; the third element, present or not, is skipped unread."""
-
-    log_prob: float
-    token: _TokenId
-
-
-class _Answer(msgspec.Struct, gc=False):
-    """``meta_info`` stays raw, value by value: the arrays in it are decoded into arrays, the rest as it is."""
-
-    meta_info: dict[str, msgspec.Raw]
-    text: str | None = None
-    output_ids: list[_TokenId] | None = None
-    prompt_token_ids: list[_TokenId] | None = None
-
-
-@attrs.define
-class Draft:
-    """What an answer says, decoded and not yet believed. ``log_probs`` and ``tokens`` are None if there are none of them."""
-
-    meta: dict[str, Any]
-    text: str
-    output_ids: list[int]
-    log_probs: list[float] | None
-    tokens: list[int] | None
-    """The token ids that the log-probs name."""
-    prompt_ids: list[int] | None
-
-    def append(self, later: "Draft") -> None:
-        """Take in the next part of an answer that comes in parts."""
-        self.meta = later.meta
-        self.text += later.text
-        self.output_ids += later.output_ids
-        self.log_probs = (self.log_probs or []) + (later.log_probs or [])
-        self.tokens = (self.tokens or []) + (later.tokens or [])
-        self.prompt_ids = self.prompt_ids or later.prompt_ids
-
-    def cut(self, count: int) -> None:
-        """Drop every token behind the first ``count``, from all that is per token."""
-        for values in (self.output_ids, self.log_probs, self.tokens):
-            if values is not None:
-                del values[count:]
-
-
-_decode_answer: Final = msgspec.json.Decoder(_Answer).decode
-_decode_log_probs: Final = msgspec.json.Decoder(list[_TokenLogProb] | None).decode
-_decode_any: Final = msgspec.json.Decoder().decode
-
-
-def decode_draft(body: bytes | memoryview) -> Draft:
-    """Decode an answer, or a part of one.
-
-    Raises:
-      msgspec.DecodeError: it is none; ValidationError, which is one, names the place.
-
-    """
-    answer = _decode_answer(body)
-    raw = answer.meta_info.pop(_LOG_PROBS, None)
-    try:
-        entries = None if raw is None else _decode_log_probs(raw)
-    except msgspec.ValidationError as error:
-        raise msgspec.ValidationError(f"meta_info.{_LOG_PROBS}: {error}") from error
-    tokens = None if entries is None else [entry.token for entry in entries]
-    return Draft(
-        meta={name: _decode_any(value) for name, value in answer.meta_info.items()},
-        text=answer.text or "",
-        output_ids=answer.output_ids if answer.output_ids is not None else list(tokens or ()),
-        log_probs=None if entries is None else [entry.log_prob for entry in entries],
-        tokens=tokens,
-        prompt_ids=answer.prompt_token_ids,
-    )
 
 
 def _ids(values: list[int]) -> IdArray:
@@ -125,15 +48,15 @@ def _log_probs(draft: Draft, *, aborted: bool, attempted: str) -> FloatArray:
         if aborted and not ids:  # aborted in the queue: nothing was sampled
             return np.empty(0, np.float32)
         raise ServerError(
-            f"{attempted}: meta_info.{_LOG_PROBS} is missing although return_logprob was asked for; "
+            f"{attempted}: meta_info.{LOG_PROBS} is missing although return_logprob was asked for; "
             "the server's configuration or a proxy drops it"
         )
     if len(ids) != len(values):
-        raise ServerError(f"{attempted}: {len(ids)} output_ids but {len(values)} entries in meta_info.{_LOG_PROBS}")
+        raise ServerError(f"{attempted}: {len(ids)} output_ids but {len(values)} entries in meta_info.{LOG_PROBS}")
     if ids != tokens:
         at = next(place for place, token in enumerate(tokens) if token != ids[place])
         raise ServerError(
-            f"{attempted}: output_ids[{at}] is {ids[at]}, but meta_info.{_LOG_PROBS}[{at}] names {tokens[at]}"
+            f"{attempted}: output_ids[{at}] is {ids[at]}, but meta_info.{LOG_PROBS}[{at}] names {tokens[at]}"
         )
     log_probs = np.array(values, np.float32)
     log_probs.flags.writeable = False
@@ -174,7 +97,7 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)  # frozen costs a call for each field
 class Asked:
     """What was asked, and how to read the answer. ``attempted`` begins the message of every error."""
 

@@ -1,7 +1,7 @@
 """A /generate request: encoded once, sent any number of times, each time under a fresh rid."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, final
 
 import attrs
 import msgspec
@@ -26,16 +26,17 @@ def _plain(value: Any) -> Any:
 _encode: Final = msgspec.json.Encoder(enc_hook=_plain).encode
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define
 class GenerateRequest:
     """``prompt_ids`` is None for a text prompt: the server turns it into ids and says which."""
 
     prompt_ids: IdArray | None
-    _fields: bytes = attrs.field(alias="fields")
+    _prompt: bytes
+    _rest: bytes
 
     def body(self, rid: str) -> bytes:
         """The JSON body under this rid (hex digits: nothing to escape)."""
-        return b'{"rid":"%b",%b' % (rid.encode("ascii"), self._fields)
+        return b'{"rid":"%b",%b,%b' % (rid.encode("ascii"), self._prompt, self._rest)
 
 
 def _sampling_fields(sampling: SamplingParams) -> dict[str, object]:
@@ -82,34 +83,49 @@ def checked_ids(input_ids: Sequence[int] | npt.NDArray[Any], vocab_size: int | N
     return ids
 
 
-def generate_request(
-    model_input: ModelInput,
-    sampling: SamplingParams,
-    extra: Mapping[str, object],
-    *,
-    vocab_size: int | None,
-    stream: bool = False,
-) -> GenerateRequest:
-    """Check and encode a request.
+@final
+@attrs.define(eq=False)
+class RequestEncoder:
+    """Checks and encodes requests. What follows the prompt is mostly the same, so the last of it is kept as it was encoded."""
 
-    Raises:
-      RequestRejected: no server would take it; the message names the field, the value and what is allowed.
+    vocab_size: int | None
+    _last: tuple[SamplingParams, bool, bytes] | None = None
 
-    """
-    taken = _OURS.intersection(extra)
-    if taken:
-        raise RequestRejected(f"extra: got {sorted(taken)}, allowed: fields that the client does not set itself")
-    ids: IdArray | None = None
-    fields: dict[str, object] = {}
-    if isinstance(model_input, str):
-        if not model_input:
-            raise RequestRejected("text: the prompt is empty")
-        fields |= {"text": model_input, "return_prompt_token_ids": True}
-    else:
-        ids = checked_ids(model_input, vocab_size)
-        fields["input_ids"] = ids.tolist()
-    fields |= {"sampling_params": _sampling_fields(sampling), "return_logprob": True, "stream": stream, **extra}
-    try:
-        return GenerateRequest(prompt_ids=ids, fields=_encode(fields)[1:])
-    except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
-        raise RequestRejected(f"the request can't be encoded as JSON: {error}") from error
+    def encode(
+        self,
+        model_input: ModelInput,
+        sampling: SamplingParams,
+        extra: Mapping[str, object],
+        *,
+        stream: bool = False,
+    ) -> GenerateRequest:
+        """Check and encode a request.
+
+        Raises:
+          RequestRejected: no server would take it; the message names the field, the value and what is allowed.
+
+        """
+        try:
+            rest = self._rest(sampling, extra, stream=stream)
+            if not isinstance(model_input, str):
+                ids = checked_ids(model_input, self.vocab_size)
+                return GenerateRequest(ids, b'"input_ids":%b' % _encode(ids.tolist()), rest)
+            if not model_input:
+                raise RequestRejected("text: the prompt is empty")
+            text = b'"return_prompt_token_ids":true,"text":%b' % _encode(model_input)
+            return GenerateRequest(None, text, rest)
+        except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
+            raise RequestRejected(f"the request can't be encoded as JSON: {error}") from error
+
+    def _rest(self, sampling: SamplingParams, extra: Mapping[str, object], *, stream: bool) -> bytes:
+        last = self._last
+        if last is not None and last[0] is sampling and last[1] is stream and not extra:
+            return last[2]
+        taken = _OURS.intersection(extra)
+        if taken:
+            raise RequestRejected(f"extra: got {sorted(taken)}, allowed: fields that the client does not set itself")
+        fields = {"sampling_params": _sampling_fields(sampling), "return_logprob": True, "stream": stream, **extra}
+        rest = _encode(fields)[1:]
+        if not extra:
+            self._last = (sampling, stream, rest)
+        return rest

@@ -12,7 +12,8 @@ import msgspec
 
 from ..._core.values import Turn
 from ...errors import ServerError
-from ._answer import Asked, Draft, damaged, decode_draft, turn_of
+from ._answer import Asked, damaged, turn_of
+from ._draft import Draft, decode_draft
 from ._errors import error_of, words_of
 
 _DATA: Final = b"data:"

@@ -1,0 +1,126 @@
+"""JSON of a /generate answer, or of a part of one, into Python values: fast for what is usual, exact for everything else."""
+
+from typing import Annotated, Any, Final, TypeAlias
+
+import attrs
+import msgspec
+
+from ..._core.arrays import ID_MAX
+
+LOG_PROBS: Final = "output_token_logprobs"
+
+# Checked by the decoder in C: what passes fits the arrays as it is.
+_TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=ID_MAX)]
+
+
+class _Entry(msgspec.Struct, array_like=True, gc=False):
+    """``[log_prob, token_id, text or null]``; the third element, present or not, is skipped unread."""
+
+    log_prob: float
+    token: _TokenId
+
+
+_Plain: TypeAlias = dict[str, Any] | str | int | float | bool | None
+
+
+class _Fast(msgspec.Struct, gc=False):
+    """Everything in one pass. Any array of arrays in ``meta_info`` is taken for log-probs, which is checked afterwards."""
+
+    meta_info: dict[str, list[_Entry | _Plain] | _Plain]
+    text: str | None = None
+    output_ids: list[_TokenId] | None = None
+    prompt_token_ids: list[_TokenId] | None = None
+
+
+class _Exact(msgspec.Struct, gc=False):
+    """``meta_info`` stays raw, value by value: whatever stands in it is decoded as what it is."""
+
+    meta_info: dict[str, msgspec.Raw]
+    text: str | None = None
+    output_ids: list[_TokenId] | None = None
+    prompt_token_ids: list[_TokenId] | None = None
+
+
+@attrs.define
+class Draft:
+    """What an answer says, decoded and not yet believed. ``log_probs`` and ``tokens`` are None if there are none of them."""
+
+    meta: dict[str, Any]
+    text: str
+    output_ids: list[int]
+    log_probs: list[float] | None
+    tokens: list[int] | None
+    """The token ids that the log-probs name."""
+    prompt_ids: list[int] | None
+
+    def append(self, later: "Draft") -> None:
+        """Take in the next part of an answer that comes in parts."""
+        self.meta = later.meta
+        self.text += later.text
+        self.output_ids += later.output_ids
+        self.log_probs = (self.log_probs or []) + (later.log_probs or [])
+        self.tokens = (self.tokens or []) + (later.tokens or [])
+        self.prompt_ids = self.prompt_ids or later.prompt_ids
+
+    def cut(self, count: int) -> None:
+        """Drop every token behind the first ``count``, from all that is per token."""
+        for values in (self.output_ids, self.log_probs, self.tokens):
+            if values is not None:
+                del values[count:]
+
+
+_decode_fast: Final = msgspec.json.Decoder(_Fast).decode
+_decode_exact: Final = msgspec.json.Decoder(_Exact).decode
+_decode_entries: Final = msgspec.json.Decoder(list[_Entry] | None).decode
+_decode_any: Final = msgspec.json.Decoder().decode
+
+
+def decode_draft(body: bytes | memoryview) -> Draft:
+    """Decode an answer, or a part of one.
+
+    Raises:
+      msgspec.DecodeError: it is none; ValidationError, which is one, names the place.
+
+    """
+    try:
+        answer = _decode_fast(body)
+    except msgspec.ValidationError:
+        return _decode_exactly(body)
+    meta: dict[str, Any] = answer.meta_info
+    entries = meta.pop(LOG_PROBS, None)
+    for value in meta.values():
+        if type(value) is list and any(type(item) is _Entry for item in value):
+            return _decode_exactly(body)  # other arrays of arrays, which happen to look like log-probs
+    if entries is None:
+        return _draft(answer, meta, None, None)
+    try:
+        return _draft(answer, meta, [entry.log_prob for entry in entries], [entry.token for entry in entries])
+    except (TypeError, AttributeError):
+        return _decode_exactly(body)  # it will say what is wrong
+
+
+def _decode_exactly(body: bytes | memoryview) -> Draft:
+    answer = _decode_exact(body)
+    raw = answer.meta_info.pop(LOG_PROBS, None)
+    try:
+        entries = None if raw is None else _decode_entries(raw)
+    except msgspec.ValidationError as error:
+        raise msgspec.ValidationError(f"meta_info.{LOG_PROBS}: {error}") from error
+    meta = {name: _decode_any(value) for name, value in answer.meta_info.items()}
+    if entries is None:
+        return _draft(answer, meta, None, None)
+    return _draft(answer, meta, [entry.log_prob for entry in entries], [entry.token for entry in entries])
+
+
+def _draft(
+    answer: _Fast | _Exact, meta: dict[str, Any], log_probs: list[float] | None, tokens: list[int] | None
+) -> Draft:
+    ids = answer.output_ids
+    return Draft(
+        meta,
+        answer.text or "",
+        ids if ids is not None else list(tokens or ()),
+        log_probs,
+        tokens,
+        answer.prompt_token_ids,
+    )
