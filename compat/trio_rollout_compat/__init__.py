@@ -16,6 +16,9 @@ from .bridge import Bridge as Bridge
 from .bridge import BridgeSettings as BridgeSettings
 from .bridge import OnLeak as OnLeak
 from .bridge import open_bridge as open_bridge
+from .thread import EngineThread as EngineThread
+from .thread import exit_on_sigterm as exit_on_sigterm
+from .thread import open_engine_thread as open_engine_thread
 
 __all__ = [
     "Answer",
@@ -23,11 +26,14 @@ __all__ = [
     "AsyncioRollout",
     "Bridge",
     "BridgeSettings",
+    "EngineThread",
     "OnLeak",
     "aiohttp_client",
     "asyncio_generate",
     "asyncio_reward",
+    "exit_on_sigterm",
     "httpx_client",
     "open_asyncio_servers",
     "open_bridge",
+    "open_engine_thread",
 ]

@@ -1,0 +1,134 @@
+"""What runs on the engine's thread: the lifespan, and the calls inside of it."""
+
+import concurrent.futures
+import threading
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, final
+
+import attrs
+import trio
+
+from trio_rollout._service import open_service
+from trio_rollout.errors import EngineClosed
+
+from ._job import Job
+
+Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
+
+
+@final
+@attrs.define(eq=False)
+class Life:
+    """One Trio run. ``ready`` gets what the lifespan yields, or what it raised before; ``over`` is set at the very end.
+
+    Everything with a lock is called from any thread, the rest on the engine's.
+    """
+
+    _lifespan: Lifespan
+    ready: "concurrent.futures.Future[Any]" = attrs.field(factory=concurrent.futures.Future, init=False)
+    over: threading.Event = attrs.field(factory=threading.Event, init=False)
+    error: BaseException | None = attrs.field(default=None, init=False)
+    told: bool = attrs.field(default=False, init=False)
+    """Somebody was given ``error``."""
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+    _jobs: dict[Job, None] = attrs.field(factory=dict, init=False)
+    _token: trio.lowlevel.TrioToken | None = attrs.field(default=None, init=False)
+    _stopping: bool = attrs.field(default=False, init=False)
+    _stop: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _starting: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+    _nursery: trio.Nursery | None = attrs.field(default=None, init=False)
+
+    def run(self) -> None:
+        """The thread's function."""
+        error: BaseException | None = None
+        try:
+            trio.run(self._main)
+        except BaseException as raised:  # noqa: ASYNC103  # ruff: ignore[blind-except]  the end of the thread: whoever waits is told
+            error = raised
+        with self._lock:
+            self._stopping = True
+            self.error = error
+            left = list(self._jobs)
+        for job in left:
+            self.told = self.told or error is not None
+            job.settle(error=self.closed(job.name))
+            if not job.over.done():
+                job.finish()
+        if not self.ready.done():
+            self.told = True
+            self.ready.set_exception(error or EngineClosed("start: the engine was closed before it was ready"))
+        self.over.set()
+
+    async def _main(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        with self._starting:
+            if self._stopping:
+                self._starting.cancel()
+            async with self._lifespan() as value, open_service(self._serve, self._leave):
+                self.ready.set_result(value)
+                try:
+                    await self._stop.wait()
+                finally:
+                    self._nursery = None  # or new calls could keep it busy for ever
+
+    async def _serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            await trio.sleep_forever()
+
+    async def _leave(self, _value: None, _error: BaseException | None) -> None:
+        await trio.lowlevel.checkpoint()  # the calls' scope is cancelled next
+
+    def closed(self, what: str) -> EngineClosed:
+        """Why a call can't be made or finished; its cause is the engine's own failure, if there was one."""
+        failed = f": it failed with {self.error!r}" if self.error is not None else ""
+        refusal = EngineClosed(f"{what}: the engine is closed{failed}")
+        refusal.__cause__ = self.error
+        return refusal
+
+    def submit(self, job: Job) -> None:
+        """Have the job run.
+
+        Raises:
+          EngineClosed: it is closed, or about to be.
+
+        """
+        with self._lock:
+            if self._stopping:
+                self.told = self.told or self.error is not None
+                raise self.closed(job.name)
+            if not self.ready.done():
+                raise EngineClosed(f"{job.name}: the engine is not started")
+            self._jobs[job] = None
+            job.over.add_done_callback(lambda _: self._jobs.pop(job, None))
+            # A host that gives the answer up gives up the work.
+            job.answer.add_done_callback(lambda answer: self._give_up(job) if answer.cancelled() else None)
+            self.soon(lambda: self._start(job))
+
+    def _give_up(self, job: Job) -> None:
+        self.soon(job.scope.cancel)
+
+    def _start(self, job: Job) -> None:
+        # Without a nursery the run is about to end, and its end settles the job: it knows the cause.
+        if self._nursery is not None:
+            self._nursery.start_soon(job.run, name=f"call {job.name}")
+
+    def soon(self, fn: Callable[[], object]) -> None:
+        """Run a function on the engine's thread, unless its run is over."""
+        try:
+            if self._token is not None:
+                self._token.run_sync_soon(fn)
+        except trio.RunFinishedError:
+            pass
+
+    def stop(self) -> None:
+        """Let no call in any more, cancel those under way, leave the lifespan."""
+        with self._lock:
+            self._stopping = True
+        self.soon(self._stop_now)
+
+    def _stop_now(self) -> None:
+        self._stop.set()
+        if not self.ready.done():
+            self._starting.cancel()  # nobody will use what it is about to open

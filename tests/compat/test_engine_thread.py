@@ -1,0 +1,304 @@
+"""EngineThread in one process: calls, results, timeouts, crashes, use after close."""
+
+import asyncio
+import concurrent.futures
+import threading
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from trio_rollout._service import open_service
+from trio_rollout.errors import EngineClosed
+from trio_rollout_compat.thread import EngineStuck, EngineThread, open_engine_thread
+
+
+class Engine:
+    """Something with a life: ``log`` says what was cleaned up, ``crash`` ends it."""
+
+    def __init__(self):
+        self.log = []
+        self.crash = trio.Event()
+        self.produced = 0
+        self.wanted = trio.Event()
+
+    async def add(self, one, two=0):
+        await trio.lowlevel.checkpoint()
+        return one + two
+
+    async def hang(self, reached=None):
+        try:
+            if reached is not None:
+                reached.set()
+            await trio.sleep_forever()
+        finally:
+            self.log.append("hang cleaned")
+
+    async def fail(self, error):
+        await trio.lowlevel.checkpoint()
+        raise error
+
+    async def trigger(self):
+        self.crash.set()
+        await trio.sleep_forever()
+
+
+CRASH = RuntimeError("producer")
+
+
+@asynccontextmanager
+async def lifespan():
+    engine = Engine()
+
+    async def serve(*, task_status):
+        task_status.started()
+        await engine.crash.wait()
+        raise CRASH
+
+    async def leave(_value, _error):
+        await trio.lowlevel.checkpoint()
+
+    async with open_service(serve, leave):
+        try:
+            yield engine
+        finally:
+            engine.log.append("left")
+
+
+@pytest.fixture
+def thread():
+    with open_engine_thread(lifespan, grace=5) as thread:
+        yield thread
+
+
+def test_a_call_returns_what_the_function_returns(thread):
+    assert thread.call(thread.value.add, 1, two=2) == 3
+    assert thread.submit(thread.value.add, 1).result() == 1
+
+
+def test_production_goes_on_between_calls(thread):
+    engine = thread.value
+
+    async def produce():
+        while engine.produced < 100:
+            engine.produced += 1
+            await trio.lowlevel.checkpoint()
+        engine.wanted.set()
+
+    future = thread.submit(produce)
+    thread.call(engine.wanted.wait)
+    future.result()
+    assert engine.produced == 100
+
+
+def test_sixteen_threads_call_at_once(thread):
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(lambda number: thread.call(thread.value.add, number), range(64))) == list(range(64))
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), TimeoutError("its own"), ExceptionGroup("g", [OSError()]), SystemExit(3)]
+)
+def test_an_error_reaches_its_caller_and_the_engine_lives_on(thread, error):
+    with pytest.raises(type(error)) as caught:
+        thread.call(thread.value.fail, error, timeout=10)
+    assert caught.value is error
+    assert thread.call(thread.value.add, 1) == 1
+
+
+def test_a_timeout_cancels_and_waits_for_the_cleanup(thread):
+    with pytest.raises(TimeoutError, match=r"Engine.hang was cancelled: it had not returned after 0.01 s"):
+        thread.call(thread.value.hang, timeout=0.01)
+    assert thread.value.log == ["hang cleaned"]
+
+
+def test_a_result_of_the_last_moment_is_not_lost(thread):
+    async def late():
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(release.wait)
+        return "a batch"
+
+    release = threading.Event()
+    threading.Timer(0.05, release.set).start()
+    assert thread.call(late, timeout=0.01) == "a batch"
+
+
+def test_cancelling_the_future_cancels_the_function(thread):
+    reached = threading.Event()
+    future = thread.submit(thread.value.hang, reached)
+    reached.wait()
+    assert future.cancel()
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.result()
+    thread.call(thread.value.add, 1)
+    thread.close()
+    assert thread.value.log == ["hang cleaned", "left"]
+
+
+def test_asyncio_hosts_await_and_cancel(thread):
+    reached = threading.Event()
+
+    async def host():
+        assert await thread.acall(thread.value.add, 1, two=2) == 3
+        task = asyncio.create_task(thread.acall(thread.value.hang, reached))
+        await asyncio.to_thread(reached.wait)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert thread.value.log == ["hang cleaned"]
+        with pytest.raises(ValueError, match="x"):
+            await thread.acall(thread.value.fail, ValueError("x"))
+
+    asyncio.run(host())
+
+
+def test_a_failed_start_raises_as_itself():
+    error = ValueError("start")
+
+    @asynccontextmanager
+    async def broken():
+        await trio.lowlevel.checkpoint()
+        raise error
+        yield
+
+    with pytest.raises(ValueError, match="start") as caught, open_engine_thread(broken):
+        raise AssertionError
+    assert caught.value is error
+
+
+def test_a_start_that_hangs_is_given_up():
+    cleaned = []
+
+    @asynccontextmanager
+    async def slow():
+        try:
+            await trio.sleep_forever()
+        finally:
+            cleaned.append(1)
+        yield
+
+    with (
+        pytest.raises(EngineStuck, match=r"not ready after 0.01 s; its thread is in"),
+        open_engine_thread(slow, start_timeout=0.01),
+    ):
+        raise AssertionError
+    assert cleaned
+
+
+def test_use_after_close_and_before_start():
+    thread = EngineThread(lifespan)
+    with pytest.raises(EngineClosed, match="not started"):
+        thread.call(trio.sleep, 0)
+    thread.start()
+    engine = thread.value
+    thread.close()
+    thread.close()
+    assert engine.log == ["left"]
+    with pytest.raises(EngineClosed, match="the engine is closed") as caught:
+        thread.call(engine.add, 1)
+    assert caught.value.__cause__ is None
+    with pytest.raises(EngineClosed):
+        asyncio.run(thread.acall(engine.add, 1))
+    assert "closed" in repr(thread)
+
+
+def test_closed_before_it_was_started():
+    thread = EngineThread(lifespan)
+    thread.close()
+    with pytest.raises(EngineClosed):
+        thread.start()
+    thread.close()
+
+
+def test_closing_ends_the_calls_under_way():
+    thread = EngineThread(lifespan).start()
+    reached = threading.Event()
+    future = thread.submit(thread.value.hang, reached)
+    reached.wait()
+    thread.close()
+    with pytest.raises(EngineClosed, match=r"Engine.hang: the engine is closed"):
+        future.result()
+    assert thread.value.log == ["hang cleaned", "left"]
+
+
+def test_a_crash_reaches_every_waiting_call_with_its_cause():
+    thread = EngineThread(lifespan).start()
+    reached = threading.Event()
+    waiting = [thread.submit(thread.value.hang, reached) for _ in range(3)]
+    reached.wait()
+    with pytest.raises(EngineClosed, match=r"it failed with RuntimeError\('producer'\)") as caught:
+        thread.call(thread.value.trigger)
+    assert caught.value.__cause__ is CRASH
+    for future in waiting:
+        with pytest.raises(EngineClosed) as caught:
+            future.result()
+        assert caught.value.__cause__ is CRASH
+    with pytest.raises(EngineClosed) as caught:
+        thread.call(thread.value.add, 1)
+    assert caught.value.__cause__ is CRASH
+    thread.close()  # it was told
+
+
+def test_a_crash_that_no_call_was_told_of_is_raised_on_closing():
+    thread = EngineThread(lifespan).start()
+    thread.call(trio.lowlevel.checkpoint)
+    thread._life.soon(thread.value.crash.set)
+    thread._life.over.wait()
+    with pytest.raises(RuntimeError, match="producer") as caught:
+        thread.close()
+    assert caught.value is CRASH
+    thread.close()
+
+
+def test_calls_that_race_with_a_crash_get_its_cause():
+    """Submitted in the very step in which the producer fails, and in those after it."""
+    for _ in range(30):
+        thread = EngineThread(lifespan).start()
+        engine, futures = thread.value, []
+
+        def race(engine=engine, thread=thread, futures=futures):
+            engine.crash.set()
+            futures.extend(thread.submit(engine.hang) for _ in range(3))
+
+        thread._life.soon(race)
+        with pytest.raises(EngineClosed) as refused:
+            while True:
+                futures.append(thread.submit(engine.add, 1))
+        errors = [refused.value, *(error for future in futures if (error := future.exception()) is not None)]
+        assert {error.__cause__ for error in errors} == {CRASH}
+        assert len(errors) > 3
+        thread.close()
+
+
+def test_the_body_s_exception_comes_out_as_itself():
+    error = ValueError("body")
+    with pytest.raises(ValueError, match="body") as caught, open_engine_thread(lifespan):
+        raise error
+    assert caught.value is error
+
+
+def test_a_blocking_call_on_the_engine_s_own_thread_is_refused(thread):
+    async def inside(what):
+        await trio.lowlevel.checkpoint()
+        what()
+
+    with pytest.raises(RuntimeError, match="would wait for itself"):
+        thread.call(inside, lambda: thread.call(thread.value.add, 1))
+    with pytest.raises(RuntimeError, match="would wait for itself"):
+        thread.call(inside, thread.close)
+
+
+def test_a_wedged_engine_is_named_and_left_to_itself():
+    release = threading.Event()
+
+    async def wedge():
+        await trio.lowlevel.checkpoint()
+        release.wait()
+
+    thread = EngineThread(lifespan, grace=0.05).start()
+    with pytest.raises(EngineStuck, match=r"wedge was cancelled and did not end within 0.05 s.*wedge \("):
+        thread.call(wedge, timeout=0.01)
+    with pytest.raises(EngineStuck, match=r"close: the engine did not end within 0.05 s.*wedge \("):
+        thread.close(0.05)
+    release.set()
+    thread.close()
