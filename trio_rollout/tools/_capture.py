@@ -21,7 +21,7 @@ from ._direct import spawn_direct
 from ._errors import CommandSignalled, CommandTimeout
 from ._expiration import Expiration, StopKind, as_events
 from ._groups import bare_errors
-from ._limits import ExecLimits
+from ._limits import DEFAULT_LIMITS, ExecLimits
 from ._retention import HeadBuffer, aggregate
 
 TIMEOUT_EXIT_CODE = 124
@@ -178,7 +178,8 @@ async def capture(spawn: Spawn, command: Command, plan: CapturePlan) -> Captured
             spare = stop is StopKind.EXITED and plan.leftovers is Leftovers.KEEP
             reaped = await child.release(spare=spare)
         child.close()
-    return _captured(plan, stop, child.exited(), (out, err), duration, unreaped=not reaped)
+    # pyright takes a scope that unwraps groups for one that swallows errors.
+    return _captured(plan, stop, child.exited(), (out, err), duration, unreaped=not reaped)  # pyright: ignore[reportArgumentType]
 
 
 async def _end(child: Child, plan: CapturePlan, stop: StopKind) -> None:
@@ -263,7 +264,7 @@ async def run_captured(
         expiration=Expiration(timeout=timeout, cancels=as_events(cancel)),
         policy=policy,
         leftovers=leftovers,
-        limits=limits or ExecLimits(),
+        limits=limits or DEFAULT_LIMITS,
         on_chunk=on_chunk,
     )
     command = Command(argv=argv, cwd=cwd, env=env)

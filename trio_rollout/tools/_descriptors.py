@@ -71,7 +71,7 @@ def _terminal(size: tuple[int, int], theirs: ExitStack, ours: ExitStack) -> Stdi
     _owned(theirs, slave)
     stream = _stream(ours, master)
     termios.tcsetwinsize(slave, size)
-    return Stdio(theirs=(slave,) * 3, owned=(stream,), stdout=Terminal(stream), stderr=None, stdin=stream)
+    return Stdio(theirs=(slave, slave, slave), owned=(stream,), stdout=Terminal(stream), stderr=None, stdin=stream)
 
 
 def _pipe(theirs: ExitStack, ours: ExitStack) -> tuple[int, trio.lowlevel.FdStream]:

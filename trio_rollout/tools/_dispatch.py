@@ -110,10 +110,12 @@ class ToolRuntime:
     """
 
     _registry: ToolRegistry = attrs.field(converter=as_registry)
-    _listeners: tuple[LifecycleListener, ...] = attrs.field(default=(), converter=_in_order, kw_only=True)
-    _hooks: Hooks | None = attrs.field(default=None, kw_only=True)
-    _teardown_timeout: float = attrs.field(default=5.0, kw_only=True)
-    _on_timing: OnTiming | None = attrs.field(default=None, kw_only=True)
+    _listeners: tuple[LifecycleListener, ...] = attrs.field(
+        default=(), converter=_in_order, kw_only=True, alias="listeners"
+    )
+    _hooks: Hooks | None = attrs.field(default=None, kw_only=True, alias="hooks")
+    _teardown_timeout: float = attrs.field(default=5.0, kw_only=True, alias="teardown_timeout")
+    _on_timing: OnTiming | None = attrs.field(default=None, kw_only=True, alias="on_timing")
     _gate: ParallelGate = attrs.field(factory=ParallelGate, init=False)
 
     async def call(self, call: ToolCall, *, turn: TurnCancellation, source: Source = Source.DIRECT) -> ToolResult:

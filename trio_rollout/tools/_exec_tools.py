@@ -49,7 +49,7 @@ def _told_to_the_model(prefix: str) -> Generator[None]:
 class ShellTool(Tool):
     """``shell``: one command, run to its end. Arguments: argv or cmd, workdir, timeout_ms."""
 
-    name = ToolName("shell")
+    name: ToolName = ToolName("shell")
     supports_parallel = True
 
     def __init__(self, run: RunCaptured, *, interpreter: tuple[str, ...] | None = None) -> None:
@@ -71,7 +71,7 @@ class ShellTool(Tool):
 class ExecCommandTool(Tool):
     """``exec_command``: start a process and see what it says. Arguments: argv or cmd, workdir, tty, yield_time_ms, …"""
 
-    name = ToolName("exec_command")
+    name: ToolName = ToolName("exec_command")
     supports_parallel = True
 
     def __init__(self, sessions: ExecSessions, *, interpreter: tuple[str, ...] | None = None) -> None:
@@ -101,7 +101,7 @@ class ExecCommandTool(Tool):
 class WriteStdinTool(Tool):
     """``write_stdin``: talk to a session, or poll it. Arguments: session_id, chars, yield_time_ms, max_output_tokens."""
 
-    name = ToolName("write_stdin")
+    name: ToolName = ToolName("write_stdin")
 
     def __init__(self, sessions: ExecSessions) -> None:
         self._sessions = sessions
@@ -117,9 +117,9 @@ class WriteStdinTool(Tool):
                 max_output_tokens=arguments.max_output_tokens,
             )
 
-    def pre_hook_payload(self, _invocation: Invocation) -> None:
+    def pre_hook_payload(self, invocation: Invocation) -> None:
         """Nothing: it goes on with a command that was checked."""
-        return
+        del invocation
 
     def post_hook_payload(self, output: ToolOutput) -> object | None:
         """As ``exec_command``."""

@@ -54,7 +54,7 @@ class SessionStore(Generic[T]):
     """Sessions by id. ``deterministic`` ids count up from 1000."""
 
     _draw: Callable[[int, int], int]
-    _deterministic: bool = attrs.field(default=False, kw_only=True)
+    _deterministic: bool = attrs.field(default=False, kw_only=True, alias="deterministic")
     _reserved: set[int] = attrs.field(factory=set, init=False)
     _entries: dict[int, T] = attrs.field(factory=dict, init=False)
 

@@ -90,6 +90,13 @@ class Tool(Protocol):
         return output.model_text()
 
 
+def _named(registry: "ToolRegistry") -> dict[ToolName, Tool]:
+    named = {tool.name: tool for tool in registry.tools}
+    if len(named) != len(registry.tools):
+        raise ValueError(f"tools need different names, got {[str(tool.name) for tool in registry.tools]}")
+    return named
+
+
 @final
 @attrs.frozen(eq=False, repr=False)
 class ToolRegistry:
@@ -101,14 +108,7 @@ class ToolRegistry:
     """
 
     tools: tuple[Tool, ...]
-    _by_name: dict[ToolName, Tool] = attrs.field(init=False)
-
-    @_by_name.default
-    def _named(self) -> dict[ToolName, Tool]:
-        named = {tool.name: tool for tool in self.tools}
-        if len(named) != len(self.tools):
-            raise ValueError(f"tools need different names, got {[str(tool.name) for tool in self.tools]}")
-        return named
+    _by_name: dict[ToolName, Tool] = attrs.field(init=False, default=attrs.Factory(_named, takes_self=True))
 
     def find(self, name: ToolName) -> Tool | None:
         """The tool of exactly this name and namespace."""
