@@ -1,5 +1,6 @@
 """What the tests of sessions share: a gateway over a tiny server on a real socket, and one rollout that is an agent."""
 
+import warnings
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -103,7 +104,7 @@ def open_stage(script):
 def run_agent_once(open_stage):
     """Run one rollout that is this agent, and give its trajectory; whatever the agent raises is raised."""
 
-    async def run(agent, **options):
+    async def run(agent, *, stages=None, **options):
         raised = []
 
         async def watched(session):
@@ -115,6 +116,8 @@ def run_agent_once(open_stage):
 
         with trio.fail_after(60):
             async with open_stage(watched, **options) as stage:
+                if stages is not None:
+                    stages.append(stage)
                 batches = [batch async for batch in stage.engine.batches(1)]
         if raised:
             raise raised[0]
@@ -127,3 +130,11 @@ def run_agent_once(open_stage):
 def tiny_tokenizer():
     """The tokenizer of the tiny server, as the gateway has it."""
     return load_tokenizer(DATA)
+
+
+@pytest.fixture
+def clients_leave_generators(_no_leaks):
+    """The vendors' clients stop reading at the last event, and leave generators of theirs to the garbage collector."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Async generator '(openai|anthropic|httpx|httpcore)", ResourceWarning)
+        yield

@@ -2,8 +2,8 @@
 
 import secrets
 import socket
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, final
 
@@ -99,15 +99,13 @@ class AgentGateway:
 
         async def serve_turns(*, task_status: trio.TaskStatus[GatewaySession]) -> None:
             async with trio.open_nursery() as nursery:
-                task_status.started(self._session(rollout, prompt, sampling, nursery))
-                await trio.sleep_forever()
+                session = self._session(rollout, prompt, sampling, nursery)
+                with self._reachable(session):
+                    task_status.started(session)
+                    await trio.sleep_forever()
 
         async def leave(session: GatewaySession, error: BaseException | None) -> None:
-            try:
-                await (session.close() if error is None else session.close_now())
-            finally:
-                del self._open[session.id]
-                self._tombstones.bury(session.id, session.api_key, trio.current_time())
+            await (session.close() if error is None else session.close_now())
 
         async with open_service(serve_turns, leave) as session:
             yield session
@@ -123,7 +121,7 @@ class AgentGateway:
             sampling=sampling,
             context_length=self._context_length,
         )
-        session = GatewaySession(
+        return GatewaySession(
             id=name,
             base_url=f"{self.url}/s/{name}",
             api_key=f"sk-{self._new_secret()}",
@@ -134,9 +132,16 @@ class AgentGateway:
             nursery=nursery,
             new_id=self._new_secret,
         )
-        self._open[name] = session
+
+    @contextmanager
+    def _reachable(self, session: GatewaySession) -> Generator[None]:
+        self._open[session.id] = session
         self._opened += 1
-        return session
+        try:
+            yield
+        finally:
+            del self._open[session.id]
+            self._tombstones.bury(session.id, session.api_key, trio.current_time())
 
 
 class _Listening(Config):

@@ -95,7 +95,8 @@ class SGLangServers:
 
         The server is the one that last had this ``affinity`` while it can be used, else the least loaded one. A busy server
         (503, 429, …) is asked again later, another one at once, under a fresh request id each time. With ``moved`` the
-        answer is streamed and ``moved()`` called for every piece of it; it must not block or raise.
+        answer is streamed and ``moved()`` called for every piece of it; it must not block or raise. ``on_tokens``
+        streams it too, and is told which tokens there are so far.
 
         Blocks until the answer is there; waits while no server is usable. **Without a deadline of the caller it may wait for
         ever.** Cancelled, the request is aborted on its server and its answer awaited, within the abort budget, before
@@ -107,7 +108,9 @@ class SGLangServers:
           ServerError: any other failure.
 
         """
-        request = self._fleet.requests.encode(input_ids, sampling, extra, stream=moved is not None)
+        request = self._fleet.requests.encode(
+            input_ids, sampling, extra, stream=not (moved is None and on_tokens is None)
+        )
         return await Generation(self._fleet, request, affinity, self._abort_s, moved, on_tokens).run()
 
     async def pause(self, mode: PauseMode) -> None:
