@@ -1,0 +1,123 @@
+"""Every attribute of slime's ``args`` that is read, with what is taken where a version of slime does not have it."""
+
+import math
+from typing import Any, Final
+
+import attrs
+
+from trio_rollout.errors import SettingsError
+
+REQUIRED: Final = object()
+"""slime always sets it."""
+
+ARGUMENTS: Final[dict[str, object]] = {
+    "rollout_batch_size": REQUIRED,
+    "n_samples_per_prompt": 1,
+    "over_sampling_batch_size": None,
+    "rollout_group_timeout_s": 1800.0,
+    "partial_rollout": False,
+    "mask_offpolicy_in_partial_rollout": False,
+    "rollout_temperature": 1.0,
+    "rollout_top_p": 1.0,
+    "rollout_top_k": -1,
+    "rollout_max_response_len": REQUIRED,
+    "rollout_stop": None,
+    "rollout_stop_token_ids": None,
+    "rollout_skip_special_tokens": False,
+    "rollout_seed": 42,
+    "sglang_enable_deterministic_inference": False,
+    "custom_generate_function_path": None,
+    "custom_rm_path": None,
+    "group_rm": False,
+    "rm_type": None,
+    "reward_key": None,
+    "eval_reward_key": None,
+    "dynamic_sampling_filter_path": None,
+    "rollout_sample_filter_path": None,
+    "hf_checkpoint": None,
+    "rollout_external_engine_addrs": None,
+    "sglang_router_ip": None,
+    "sglang_router_port": None,
+    "eval_datasets": None,
+    "eval_max_prompt_len": None,
+    "eval_min_new_tokens": None,
+    "multimodal_keys": None,
+    "apply_chat_template": False,
+    "apply_chat_template_kwargs": None,
+}
+
+REFUSED: Final[dict[str, str]] = {
+    "use_rollout_routing_replay": "routed experts are not handed on yet",
+    "rollout_sample_hook_path": "sample hooks are not called yet; do it in the custom generate function",
+    "buffer_filter_path": "requeued groups wait in the engine, in their order",
+    "rollout_all_samples_process_path": "filtered groups are not kept",
+}
+"""Flags that would be ignored, which nobody would notice; each with the reason."""
+
+
+@attrs.frozen(eq=False)
+class Arguments:
+    """slime's ``args``, read once. ``given`` is the namespace itself: it is what user functions get."""
+
+    given: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ARGUMENTS:
+            raise AttributeError(f"args.{name} is read, but is not in the list of what is read")
+        default = ARGUMENTS[name]
+        return getattr(self.given, name) if default is REQUIRED else getattr(self.given, name, default)
+
+    @property
+    def group_timeout(self) -> float | None:
+        """Seconds for one try at a group; None: any time.
+
+        Raises:
+          SettingsError: it is no number.
+
+        """
+        value = self.rollout_group_timeout_s
+        if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
+            raise SettingsError(
+                f"--rollout-group-timeout-s: got {value!r}, allowed: a number of seconds; 0 or less means no timeout (the word "
+                "None does not)"
+            )
+        return float(value) if value > 0 else None
+
+    @property
+    def groups_at_once(self) -> int:
+        """How many groups are in flight."""
+        return int(self.over_sampling_batch_size or self.rollout_batch_size)
+
+    @property
+    def _cuts_off(self) -> bool:
+        return bool(self.rollout_top_p < 1.0)
+
+    def refuse_unsupported(self) -> None:
+        """Raise SettingsError for a flag that would be ignored."""
+        for name, reason in REFUSED.items():
+            if getattr(self.given, name, None):
+                raise SettingsError(f"--{name.replace('_', '-')}: {reason}")
+        if self._cuts_off and self.custom_generate_function_path is None:
+            raise SettingsError("--rollout-top-p other than 1.0 needs top-p token ids, which are not handed on yet")
+
+    def sampling(self, index: int) -> dict[str, Any]:
+        """The host's sampling parameters for one sample of a group: a dict of its own, because user code subtracts from it."""
+        params = {
+            "temperature": self.rollout_temperature,
+            "top_p": self.rollout_top_p,
+            "top_k": self.rollout_top_k,
+            "max_new_tokens": self.rollout_max_response_len,
+            "stop": self.rollout_stop,
+            "stop_token_ids": self.rollout_stop_token_ids,
+            "skip_special_tokens": self.rollout_skip_special_tokens,
+            "no_stop_trim": True,
+            "spaces_between_special_tokens": False,
+        }
+        if self._cuts_off:
+            params["custom_params"] = {"return_top_p_token_ids": True}
+        return self.seeded(params, index)
+
+    def seeded(self, params: dict[str, Any], index: int) -> dict[str, Any]:
+        """A copy with the seed of this sample, where inference is to be deterministic."""
+        seed = {"sampling_seed": self.rollout_seed + index} if self.sglang_enable_deterministic_inference else {}
+        return {**params, **seed}

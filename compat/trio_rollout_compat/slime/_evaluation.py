@@ -1,0 +1,112 @@
+"""slime's evaluation datasets as prompts, and their groups as slime's answer."""
+
+import copy
+import importlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import starmap
+from typing import Any
+
+import attrs
+
+from trio_rollout._core.enums import Status
+from trio_rollout._core.values import Group, Prompt
+
+from ._arguments import Arguments
+from ._samples import KEY, Pristine, flat, prompt_of
+
+_OWN = ("multimodal_keys", "apply_chat_template", "apply_chat_template_kwargs")
+_SAMPLING = {
+    "stop": "rollout_stop",
+    "stop_token_ids": "rollout_stop_token_ids",
+    "skip_special_tokens": "rollout_skip_special_tokens",
+}
+
+
+@attrs.frozen(kw_only=True)
+class Evaluated:
+    """One dataset's answer. ``failed``: prompts that failed for good; they have no reward, and are not scored as 0."""
+
+    name: str
+    rewards: list[Any]
+    truncated: list[bool]
+    samples: list[Any]
+    failed: int
+
+
+def _dataset(args: Arguments, config: Any) -> Any:
+    processing = importlib.import_module("slime.utils.processing_utils")
+    own = {name: getattr(config, name, None) for name in _OWN}
+    return importlib.import_module("slime.utils.data").Dataset(
+        path=config.path,
+        tokenizer=processing.load_tokenizer(args.hf_checkpoint, trust_remote_code=True),
+        processor=processing.load_processor(args.hf_checkpoint, trust_remote_code=True),
+        max_length=args.eval_max_prompt_len,
+        prompt_key=config.input_key,
+        label_key=config.label_key,
+        metadata_key=config.metadata_key,
+        tool_key=config.tool_key,
+        **{name: getattr(args, name) if value is None else value for name, value in own.items()},
+    )
+
+
+def _sampling(args: Arguments, config: Any) -> dict[str, Any]:
+    params = {
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "top_k": config.top_k,
+        "max_new_tokens": config.max_response_len,
+        "no_stop_trim": True if config.no_stop_trim is None else config.no_stop_trim,
+        "spaces_between_special_tokens": False,
+    }
+    for name, fallback in _SAMPLING.items():
+        own = getattr(config, name)
+        params[name] = getattr(args, fallback) if own is None else own
+    least = args.eval_min_new_tokens if config.min_new_tokens is None else config.min_new_tokens
+    optional = {"repetition_penalty": config.repetition_penalty, "min_new_tokens": least}
+    return params | {name: value for name, value in optional.items() if value is not None}
+
+
+def _copies(args: Arguments, config: Any) -> Iterator[Pristine]:
+    """Each prompt as often as it is to be sampled; samples are numbered from 0 in a dataset."""
+    sampling, index = _sampling(args, config), 0
+    for given in _dataset(args, config).samples:
+        for number in range(config.n_samples_per_eval_prompt):
+            sample = copy.deepcopy(given)
+            sample.index = index
+            sample.metadata = config.inject_metadata(getattr(sample, "metadata", None))
+            sample.custom_rm_path = config.custom_rm_path
+            sample.generate_function_path = getattr(config, "custom_generate_function_path", None)
+            yield Pristine([sample], args.seeded(sampling, number), config.name)
+            index += 1
+
+
+def eval_prompts(args: Arguments) -> list[Prompt]:
+    """Every prompt of every dataset."""
+    every = [pristine for config in args.eval_datasets or () for pristine in _copies(args, config)]
+    return list(starmap(prompt_of, enumerate(every)))
+
+
+def _of(name: str, groups: Iterable[Group]) -> Iterator[Group]:
+    for group in groups:
+        pristine = group.prompt.metadata[KEY]
+        if isinstance(pristine, Pristine) and pristine.dataset == name:
+            yield group
+
+
+def evaluated(args: Arguments, groups: Sequence[Group]) -> list[Evaluated]:
+    """The groups, by dataset, in the order of their samples."""
+    answers, key = [], args.eval_reward_key or args.reward_key
+    for config in args.eval_datasets or ():
+        rows = [row for group in _of(config.name, groups) for row in group.trajectories]
+        samples = [sample for row in rows if row.status is not Status.FAILED for sample in flat(row.metadata[KEY])]
+        samples.sort(key=lambda sample: sample.index)
+        answers.append(
+            Evaluated(
+                name=config.name,
+                rewards=[sample.reward[key] if key else sample.reward for sample in samples],
+                truncated=[sample.status.value == "truncated" for sample in samples],
+                samples=samples,
+                failed=sum(row.status is Status.FAILED for row in rows),
+            )
+        )
+    return answers

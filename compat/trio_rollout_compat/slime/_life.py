@@ -1,0 +1,132 @@
+"""The engine that lives between slime's calls: its bridge, its servers, its settings."""
+
+import importlib
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, final
+
+import attrs
+
+from trio_rollout import RolloutEngine, open_rollout_engine, open_sglang_servers
+from trio_rollout._core.settings import Deadlines, EngineSettings
+from trio_rollout.abc import InferenceServers
+from trio_rollout.sources import IterableSource
+
+from ..bridge import Bridge, BridgeSettings, OnLeak, open_bridge
+from ._arguments import Arguments
+from ._evaluation import Evaluated, eval_prompts, evaluated
+from ._plugins import Plugins
+from ._samples import index_of, made_of
+from ._source import HostSource
+from ._stages import Filter, Generate, GroupReward, Reward
+
+
+@final
+@attrs.frozen(eq=False)
+class HostServers:
+    """The servers, whose weights are the host's: it pauses, updates and resumes them itself, and tells nobody.
+
+    So no version is ever required of one: after an update it would get no more work.
+    """
+
+    _servers: InferenceServers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._servers, name)
+
+    def under(self, deadlines: Deadlines) -> "HostServers":
+        """The same, with these budgets."""
+        return HostServers(self._servers.under(deadlines))
+
+    def require_version(self, version: int) -> None:
+        """Nothing."""
+
+
+@final
+@attrs.define(eq=False)
+class Running:
+    """An open engine, and what slime's calls ask of it. Its methods run on the engine's thread."""
+
+    args: Arguments
+    engine: RolloutEngine
+    bridge: Bridge
+    dropped: dict[str, int]
+
+    async def train(self) -> tuple[list[list[Any]], dict[str, Any]]:
+        """The next ``rollout_batch_size`` groups in slime's order, and metrics. Cancelled, it has taken nothing."""
+        batch = await self.engine.next_batch(self.args.rollout_batch_size)
+        await batch.ack()  # without a ledger there is nothing to keep it for
+        groups = sorted((made_of(group) for group in batch.groups), key=index_of)
+        return groups, self._metrics()
+
+    def _metrics(self) -> dict[str, Any]:
+        now = self.engine.statistics()
+        metrics: dict[str, Any] = {f"rollout/dynamic_filter/drop_{name}": count for name, count in self.dropped.items()}
+        self.dropped.clear()
+        metrics |= {
+            "rollout/fully_async/queue_size": now.ready,
+            "rollout/fully_async/running": now.running,
+            "rollout/fully_async/waiting": now.waiting,
+            "rollout/fully_async/quarantined": now.quarantined,
+        }
+        metrics |= {f"rollout/fully_async/requeued_{cause.value}": count for cause, count in now.requeues.items()}
+        return metrics
+
+    async def evaluate(self) -> list[Evaluated]:
+        """All evaluation datasets at once, beside production."""
+        prompts = eval_prompts(self.args)
+        generate = Generate(self.args, Plugins(self.args), self.bridge, evaluation=True)
+        groups = await self.engine.evaluate(IterableSource(prompts), generate, samples_per_prompt=1)
+        return evaluated(self.args, groups)
+
+
+def _servers_at(args: Arguments) -> dict[str, Any]:
+    """Where the servers are, and the tokenizer if it can be read."""
+    checkpoint = args.hf_checkpoint
+    readable = checkpoint is not None and (Path(checkpoint) / "tokenizer.json").is_file()
+    where: dict[str, Any] = {"tokenizer": checkpoint if readable else None}
+    if args.rollout_external_engine_addrs:
+        where["urls"] = [url if "//" in url else f"http://{url}" for url in args.rollout_external_engine_addrs]
+    else:
+        where["router"] = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
+    return where
+
+
+def host_loop() -> Any:
+    """The host's own loop, made now if it was not yet: user coroutines and their global clients belong to it."""
+    return importlib.import_module("slime.utils.async_utils").get_async_loop().loop
+
+
+def settings_of(args: Arguments) -> EngineSettings:
+    """The host's flags as the engine's settings."""
+    samples = args.n_samples_per_prompt
+    return EngineSettings(
+        samples_per_prompt=samples,
+        max_running=args.groups_at_once * samples,
+        max_ready=args.rollout_batch_size,
+        partial=bool(args.partial_rollout),
+        deadlines=Deadlines(group=args.group_timeout, turn=None),
+    )
+
+
+@asynccontextmanager
+async def open_host_engine(args: Arguments, data_source: Any, loop: Any) -> AsyncGenerator[Running]:
+    """Everything that lives between the calls."""
+    plugins, dropped = Plugins(args), dict[str, int]()
+    # Agent adapters start servers of their own at their first use; they must outlive the call that did.
+    settings = BridgeSettings(on_leak=OnLeak.WARN)
+    async with (
+        open_bridge(loop=loop, settings=settings) as bridge,
+        open_sglang_servers(**_servers_at(args)) as servers,
+        open_rollout_engine(
+            HostSource(data_source, args.n_samples_per_prompt),
+            Generate(args, plugins, bridge),
+            servers=HostServers(servers),
+            reward=None if args.group_rm else Reward(plugins, bridge),
+            group_reward=GroupReward(plugins, bridge) if args.group_rm else None,
+            group_filter=Filter(plugins, bridge, dropped) if args.dynamic_sampling_filter_path else None,
+            settings=settings_of(args),
+        ) as engine,
+    ):
+        yield Running(args, engine, bridge, dropped)

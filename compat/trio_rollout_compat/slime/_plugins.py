@@ -1,0 +1,71 @@
+"""slime's plug-ins, found by their dotted paths once, and called as each of them wants to be called."""
+
+import functools
+import importlib
+import inspect
+from collections.abc import Sequence
+from typing import Any, final
+
+import attrs
+
+from trio_rollout.errors import SettingsError
+
+from ._arguments import Arguments
+
+
+@functools.cache  # a path means the same function for the life of the process; slime itself looks it up for each sample
+def load(path: str) -> Any:
+    """The function at a dotted path.
+
+    Raises:
+      SettingsError: there is none.
+
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingsError(f"{path!r} is no function that can be imported: {error}") from error
+
+
+@final
+@attrs.frozen(eq=False)
+class Plugins:
+    """The user's functions. The async ones run on slime's own loop: whoever calls them sees to that."""
+
+    args: Arguments
+
+    def generate_path(self, sample: Any) -> str | None:
+        """The custom generate function for this sample: its own, else the flag's; None is the stock one."""
+        path: str | None = getattr(sample, "generate_function_path", None) or self.args.custom_generate_function_path
+        return path
+
+    async def generate(self, path: str, sample: Any, sampling: dict[str, Any], *, evaluation: bool) -> Any:
+        """Call a custom generate function; ``evaluation`` only if it names it."""
+        fn = load(path)
+        more = {"evaluation": evaluation} if "evaluation" in inspect.signature(fn).parameters else {}
+        return await fn(self.args.given, sample, sampling, **more)
+
+    async def score(self, samples: Sequence[Any], *, batched: bool) -> None:  # noqa: ASYNC910  asyncio code
+        """Give each sample its reward, unless it has one. ``batched``: one call for all, as for groups and fan-out."""
+        wanted = [sample for sample in samples if sample.reward is None]
+        if not wanted:
+            return  # noqa: ASYNC910
+        if batched:
+            rewards = await self._scorer(wanted[0], batched=True)(self.args.given, wanted)
+            for sample, reward in zip(wanted, rewards, strict=True):
+                sample.reward = reward
+        else:
+            wanted[0].reward = await self._scorer(wanted[0], batched=False)(self.args.given, wanted[0])
+
+    def _scorer(self, sample: Any, *, batched: bool) -> Any:
+        path = getattr(sample, "custom_rm_path", None) or self.args.custom_rm_path
+        if path is not None:
+            return load(path)
+        return load(f"slime.rollout.rm_hub.{'batched_async_rm' if batched else 'async_rm'}")
+
+    async def verdict(self, made: list[Any]) -> str | None:  # noqa: ASYNC910  asyncio code
+        """Why the dynamic filter drops a group; None: it keeps it."""
+        said = load(self.args.dynamic_sampling_filter_path)(self.args.given, made)
+        keep, reason = getattr(said, "keep", said), getattr(said, "reason", None)
+        return None if keep else str(reason or "unnamed")  # noqa: ASYNC910

@@ -1,0 +1,55 @@
+"""slime's data source as the engine's source. It is called on the engine's thread only: it has no locks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import attrs
+import trio
+
+from trio_rollout._core.values import Prompt
+from trio_rollout.errors import SourceError
+
+from ._samples import KEY, Pristine, prompt_of
+
+
+@final
+@attrs.define(eq=False)
+class HostSource:
+    """Takes groups with ``get_samples``; what a drain returns goes back with ``add_samples``, all at once.
+
+    It never ends: slime's sources wrap around. What is requeued waits in the engine meanwhile.
+    """
+
+    _data_source: Any
+    _samples: int
+    _taken: int = attrs.field(default=0, init=False)
+
+    async def take(self, count: int) -> Sequence[Prompt]:
+        """So many groups. Blocks the loop as long as the data source does."""
+        await trio.lowlevel.checkpoint()
+        groups = self._data_source.get_samples(count)
+        wrong = {len(group) for group in groups} - {self._samples}
+        if wrong:
+            raise SourceError(
+                f"get_samples({count}): groups of {self._samples} samples wanted, got one of {min(wrong)}"
+            )
+        prompts = [prompt_of(self._taken + number, Pristine(group)) for number, group in enumerate(groups)]
+        self._taken += len(prompts)
+        return prompts
+
+    async def give_back(self, prompts: Sequence[Prompt]) -> None:
+        """Hand back what never became ready, as it was taken."""
+        await trio.lowlevel.checkpoint()
+        returned = [
+            list(pristine.samples) for prompt in prompts if isinstance(pristine := prompt.metadata[KEY], Pristine)
+        ]
+        if returned:
+            self._data_source.add_samples(returned)
+
+    def state(self) -> dict[str, object]:
+        """Nothing: the host saves its own data source."""
+        return {}
+
+    def restore(self, state: Mapping[str, object]) -> None:
+        """Nothing to restore."""
+        del state

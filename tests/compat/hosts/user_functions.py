@@ -1,0 +1,73 @@
+"""What users of slime write: found by dotted path, run on slime's loop. ``SEEN`` is what they were called with."""
+
+import asyncio
+import copy
+import threading
+
+SEEN = []
+
+
+def answer(sample, text="abc"):
+    sample.tokens = [1, 2, *range(10, 10 + len(text))]
+    sample.response, sample.response_length = text, len(text)
+    sample.rollout_log_probs = [-0.5] * len(text)
+    sample.status = type(sample.status).COMPLETED
+    return sample
+
+
+async def generate(args, sample, sampling_params):
+    SEEN.append((sample.index, sample.session_id, sampling_params, threading.current_thread().name))
+    sampling_params["max_new_tokens"] -= 1
+    await asyncio.sleep(0)
+    return answer(sample)
+
+
+async def generate_eval(args, sample, sampling_params, evaluation=None):
+    SEEN.append((sample.index, sample.session_id, sampling_params, evaluation))
+    return answer(sample)
+
+
+async def fan_out(args, sample, sampling_params):
+    return [answer(sample), answer(copy.deepcopy(sample), "abcdef")]
+
+
+async def aborted_first(args, sample, sampling_params):
+    SEEN.append((sample.index, sample.session_id))
+    if len(SEEN) <= 4:
+        answer(sample)
+        sample.status = type(sample.status).ABORTED
+        return sample
+    assert not sample.response, "a retry starts from a pristine sample"
+    return answer(sample)
+
+
+async def hang_first(args, sample, sampling_params):
+    SEEN.append(sample.index)
+    if len(SEEN) == 1:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            SEEN.append("cleaned")
+    return answer(sample)
+
+
+async def hang(args, sample, sampling_params):
+    await asyncio.get_running_loop().create_future()
+
+
+async def reward(args, sample, **kwargs):
+    """Single and batched under one path, as slime has it."""
+    if isinstance(sample, list):
+        SEEN.append(("batch", len(sample)))
+        return [{"score": float(one.index), "note": "text"} for one in sample]
+    SEEN.append(("single", 1))
+    return {"score": float(sample.index), "note": "text"}
+
+
+def drop_some(args, group):
+    return group[0].group_index % 2 == 0
+
+
+def mark(args, data):
+    for group in data:
+        group[0].remove_sample = True

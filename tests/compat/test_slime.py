@@ -1,0 +1,311 @@
+"""The engine as slime's rollout function: its plug-ins, its types, its threads; servers are a fake one on a socket."""
+
+import importlib
+import sys
+import threading
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import trio
+
+from trio_rollout.errors import SettingsError
+from trio_rollout.testing import Run, open_fake_sglang
+from trio_rollout_compat.slime import close_engines, generate_rollout
+from trio_rollout_compat.slime._arguments import ARGUMENTS, REFUSED, REQUIRED, Arguments
+from trio_rollout_compat.slime._plugins import load
+from trio_rollout_compat.thread import open_engine_thread
+
+HOSTS = Path(__file__).parent / "hosts"
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """slime is importable; its loop ends with the test."""
+    monkeypatch.syspath_prepend(str(HOSTS))
+    load.cache_clear()
+    yield importlib.import_module("slime.utils.async_utils")
+    try:
+        close_engines()
+    finally:
+        loop = sys.modules["slime.utils.async_utils"].async_loop
+        if loop is not None:
+            loop.stop()
+        for name in [name for name in sys.modules if name == "user_functions" or name.partition(".")[0] == "slime"]:
+            del sys.modules[name]
+
+
+@pytest.fixture
+def seen(host):
+    return importlib.import_module("user_functions").SEEN
+
+
+@pytest.fixture
+def server():
+    """A fake server on a thread of its own: ``server.call(fn)`` runs on it, ``server.value`` is it."""
+    with open_engine_thread(open_fake_sglang) as thread:
+        yield thread
+
+
+class DataSource:
+    """slime's, with what the tests want to know: which threads called it, and what came back."""
+
+    def __init__(self, samples=2):
+        self.samples, self.taken, self.threads, self.returned = samples, 0, set(), []
+
+    def get_samples(self, count):
+        self.threads.add(threading.current_thread())
+        return [self._group() for _ in range(count)]
+
+    def _group(self):
+        sample = importlib.import_module("slime.utils.types").Sample
+        number, self.taken = self.taken, self.taken + 1
+        first = number * self.samples
+        return [sample(group_index=number, index=first + n, prompt=f"prompt {number}") for n in range(self.samples)]
+
+    def add_samples(self, groups):
+        self.threads.add(threading.current_thread())
+        assert all(len(group) == self.samples for group in groups)
+        self.returned.append(groups)
+
+
+def arguments(server, **more):
+    defaults = {
+        "rollout_batch_size": 3,
+        "n_samples_per_prompt": 2,
+        "rollout_max_response_len": 8,
+        "rollout_external_engine_addrs": [server.value.url],
+    }
+    return Namespace(**{**defaults, **more})
+
+
+def rows(output):
+    return [sample for group in output.samples for sample in group]
+
+
+def test_the_stock_path_goes_through_the_native_client(host, server, caplog):
+    source = DataSource()
+    args = arguments(server)
+    first, second = (generate_rollout(args, number, source) for number in range(2))
+
+    assert type(first).__name__ == "RolloutFnTrainOutput"
+    for output in (first, second):
+        assert [len(group) for group in output.samples] == [2, 2, 2]
+        assert [sample.index for sample in rows(output)] == sorted(sample.index for sample in rows(output))
+        for sample in rows(output):
+            assert sample.response_length == len(sample.rollout_log_probs) == 8
+            assert len(sample.tokens) > 8
+            assert sample.status.value == "truncated"
+            assert sample.reward == float(len(sample.response))
+            assert sample.loss_mask is None
+    assert not {s.index for s in rows(first)} & {s.index for s in rows(second)}
+    assert len({sample.session_id for sample in rows(first) + rows(second)}) == 12
+    assert first.metrics["rollout/fully_async/quarantined"] == 0
+
+
+def test_the_data_source_is_called_from_one_thread_and_gets_back_what_is_unfinished(host, seen, server, caplog):
+    source = DataSource()
+    args = arguments(
+        server, custom_generate_function_path="user_functions.generate", custom_rm_path="user_functions.reward"
+    )
+    output = generate_rollout(args, 0, source)
+    close_engines()
+    assert len(source.threads) == 1
+    assert threading.current_thread() not in source.threads
+    assert len(source.returned) <= 2  # what waited, and what was ready
+    back = [sample for groups in source.returned for group in groups for sample in group]
+    assert not {sample.index for sample in back} & {sample.index for sample in rows(output)}
+    assert len(back) + len(rows(output)) == 2 * source.taken
+    assert all(not sample.response and sample.session_id is None for sample in back)
+
+
+def test_custom_functions_run_on_slime_s_own_loop(host, seen, server, caplog):
+    args = arguments(
+        server, custom_generate_function_path="user_functions.generate", custom_rm_path="user_functions.reward"
+    )
+    output = generate_rollout(args, 0, DataSource())
+    assert all(sample.reward == {"score": float(sample.index), "note": "text"} for sample in rows(output))
+    calls = [entry for entry in seen if entry[0] not in {"single", "batch"}]
+    assert {thread for *_, thread in calls} == {"slime"}
+    assert all(params["max_new_tokens"] == 7 for _, _, params, _ in calls)
+    assert ("single", 1) in seen
+
+
+def test_fan_out_keeps_its_shape_and_is_scored_in_one_call(host, seen, server, caplog):
+    args = arguments(
+        server, custom_generate_function_path="user_functions.fan_out", custom_rm_path="user_functions.reward"
+    )
+    output = generate_rollout(args, 0, DataSource())
+    assert [[len(samples) for samples in group] for group in output.samples] == 3 * [[2, 2]]
+    assert [sample.response for sample in output.samples[0][0]] == ["abc", "abcdef"]
+    assert ("batch", 2) in seen
+
+
+def test_group_rm_scores_whole_groups(host, seen, server, caplog):
+    args = arguments(
+        server,
+        custom_generate_function_path="user_functions.generate",
+        custom_rm_path="user_functions.reward",
+        group_rm=True,
+    )
+    output = generate_rollout(args, 0, DataSource())
+    assert all(sample.reward["score"] == sample.index for sample in rows(output))
+    assert ("batch", 2) in seen
+    assert ("single", 1) not in seen
+    with pytest.raises(SettingsError, match="evaluation has no groups"):
+        generate_rollout(args, 0, DataSource(), evaluation=True)
+
+
+def test_filters(host, seen, server, caplog):
+    args = arguments(
+        server,
+        custom_generate_function_path="user_functions.generate",
+        dynamic_sampling_filter_path="user_functions.drop_some",
+        rollout_sample_filter_path="user_functions.mark",
+    )
+    output = generate_rollout(args, 0, DataSource())
+    assert all(group[0].group_index % 2 == 0 and group[0].remove_sample for group in output.samples)
+    assert output.metrics["rollout/dynamic_filter/drop_unnamed"] > 0
+
+
+def test_what_the_host_aborted_is_tried_again_from_a_pristine_sample(host, seen, server, caplog):
+    """More aborts than a group has attempts, so they can't have used one up."""
+    args = arguments(server, rollout_batch_size=1, custom_generate_function_path="user_functions.aborted_first")
+    output = generate_rollout(args, 0, DataSource())
+    assert all(sample.response == "abc" for sample in rows(output))
+    assert output.metrics["rollout/fully_async/quarantined"] == 0
+    assert output.metrics["rollout/fully_async/requeued_server_lost"] >= 2
+    sessions = [entry[1] for entry in seen if len(entry) == 2]
+    assert len(sessions) == len(set(sessions))
+
+
+def test_an_update_behind_our_back_is_survived(host, server, caplog):
+    """The host pauses the server, which aborts everything; then it continues under another version."""
+    server.value.plan = [Run(), Run()]
+    results = []
+    args = arguments(server, rollout_batch_size=1)
+    source = DataSource()
+    caller = threading.Thread(target=lambda: results.append(generate_rollout(args, 0, source)))
+    caller.start()
+
+    async def update():
+        import httpx
+
+        fake = server.value
+        await fake.until(lambda: fake.in_flight == 2)
+        async with httpx.AsyncClient(base_url=fake.url, trust_env=False) as client:
+            await client.post("/pause_generation", json={"mode": "abort"})
+            await client.post("/update_weight_version", json={"new_version": "7"})
+            await client.post("/continue_generation", json={})
+
+    server.call(update)
+    caller.join()
+    (output,) = results
+    assert len(rows(output)) == 2
+    assert output.metrics["rollout/fully_async/requeued_server_abort"] == 1
+    assert output.metrics["rollout/fully_async/quarantined"] == 0
+
+
+def test_a_group_s_timeout_frees_its_slot(host, seen, server, caplog):
+    args = arguments(
+        server,
+        rollout_batch_size=1,
+        rollout_group_timeout_s=0.2,
+        custom_generate_function_path="user_functions.hang_first",
+    )
+    assert len(rows(generate_rollout(args, 0, DataSource()))) == 2
+    assert "cleaned" in seen
+
+
+@pytest.mark.parametrize(("given", "expected"), [(1800, 1800.0), (0, None), (-1, None), (2.5, 2.5)])
+def test_the_timeout_s_values(given, expected):
+    assert Arguments(Namespace(rollout_group_timeout_s=given)).group_timeout == expected
+
+
+@pytest.mark.parametrize("given", ["None", "60", None, float("nan"), True])
+def test_a_timeout_that_is_no_number_is_refused(given):
+    with pytest.raises(SettingsError, match=r"--rollout-group-timeout-s: got .*the word None does not"):
+        _ = Arguments(Namespace(rollout_group_timeout_s=given)).group_timeout
+
+
+def config(**more):
+    names = "stop stop_token_ids skip_special_tokens no_stop_trim repetition_penalty min_new_tokens input_key label_key"
+    names += " metadata_key tool_key custom_rm_path custom_generate_function_path"
+    defaults = dict.fromkeys(names.split())
+    more = {
+        "temperature": 0.5,
+        "top_p": 1.0,
+        "top_k": -1,
+        "max_response_len": 4,
+        "n_samples_per_eval_prompt": 2,
+        **more,
+    }
+    return Namespace(**{**defaults, "inject_metadata": lambda metadata: {**metadata, "injected": True}, **more})
+
+
+def test_evaluation_runs_all_datasets_beside_production(host, seen, server, caplog):
+    args = arguments(
+        server,
+        eval_datasets=[
+            config(name="a", path="a", custom_generate_function_path="user_functions.generate_eval"),
+            config(name="b", path="b", custom_rm_path="user_functions.reward"),
+        ],
+        eval_reward_key=None,
+    )
+    source = DataSource()
+    generate_rollout(args, 0, source)
+    output = generate_rollout(args, 0, source, evaluation=True)
+
+    assert type(output).__name__ == "RolloutFnEvalOutput"
+    for name in "ab":
+        assert [sample.index for sample in output.data[name]["samples"]] == list(range(6))
+        assert all(sample.metadata == {"injected": True} for sample in output.data[name]["samples"])
+    assert output.data["a"]["rewards"] == [3.0] * 6
+    assert output.data["a"]["truncated"] == [False] * 6
+    assert output.data["b"]["truncated"] == [True] * 6
+    assert output.metrics == {"eval/a-failed": 0, "eval/b-failed": 0}
+    assert all(entry[3] is True and entry[2]["temperature"] == 0.5 for entry in seen if len(entry) == 4)
+
+
+def test_other_args_for_the_same_data_source_are_refused(host, seen, server, caplog):
+    source = DataSource()
+    more = {"custom_generate_function_path": "user_functions.generate"}
+    generate_rollout(arguments(server, **more), 0, source)
+    generate_rollout(arguments(server, **more), 1, source)
+    with pytest.raises(SettingsError, match=r"runs with other args; call close_engines"):
+        generate_rollout(arguments(server, **more, rollout_temperature=0.1), 2, source)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_flags_that_would_be_ignored_are_refused(host, server, name):
+    with pytest.raises(SettingsError, match=f"--{name.replace('_', '-')}: "):
+        generate_rollout(arguments(server, **{name: "given"}), 0, DataSource())
+
+
+def test_every_argument_that_is_read_is_listed_with_its_default():
+    """A test of the list itself: what is not in it cannot be read."""
+    required = {name for name, default in ARGUMENTS.items() if default is REQUIRED}
+    assert required == {"rollout_batch_size", "rollout_max_response_len"}
+    with pytest.raises(AttributeError, match="not in the list of what is read"):
+        _ = Arguments(Namespace()).something_else
+    assert {
+        name: default for name, default in ARGUMENTS.items() if default not in {None, False} and name not in required
+    } == {
+        "n_samples_per_prompt": 1,
+        "rollout_group_timeout_s": 1800.0,
+        "rollout_temperature": 1.0,
+        "rollout_top_p": 1.0,
+        "rollout_top_k": -1,
+        "rollout_seed": 42,
+    }
+
+
+def test_deterministic_inference_seeds_each_sample_of_a_group():
+    args = Arguments(Namespace(rollout_max_response_len=8, sglang_enable_deterministic_inference=True))
+    assert [args.sampling(index)["sampling_seed"] for index in range(3)] == [42, 43, 44]
+
+
+async def test_importing_the_adapter_does_not_import_slime():
+    program = "import sys, trio_rollout_compat.slime; print('slime' in sys.modules)"
+    answer = await trio.run_process([sys.executable, "-c", program], capture_stdout=True)
+    assert answer.stdout == b"False\n"
