@@ -6,6 +6,7 @@ import threading
 from argparse import Namespace
 from pathlib import Path
 
+import httpx
 import pytest
 import trio
 
@@ -179,6 +180,15 @@ def test_what_the_host_aborted_is_tried_again_from_a_pristine_sample(host, seen,
     assert len(sessions) == len(set(sessions))
 
 
+async def update_behind_our_back(fake):
+    """What the host does to each server, whatever runs there."""
+    await fake.until(lambda: fake.in_flight == 2)
+    async with httpx.AsyncClient(base_url=fake.url, trust_env=False) as client:
+        await client.post("/pause_generation", json={"mode": "abort"})
+        await client.post("/update_weight_version", json={"new_version": "7"})
+        await client.post("/continue_generation", json={})
+
+
 def test_an_update_behind_our_back_is_survived(host, server, caplog):
     """The host pauses the server, which aborts everything; then it continues under another version."""
     server.value.plan = [Run(), Run()]
@@ -188,22 +198,55 @@ def test_an_update_behind_our_back_is_survived(host, server, caplog):
     caller = threading.Thread(target=lambda: results.append(generate_rollout(args, 0, source)))
     caller.start()
 
-    async def update():
-        import httpx
-
-        fake = server.value
-        await fake.until(lambda: fake.in_flight == 2)
-        async with httpx.AsyncClient(base_url=fake.url, trust_env=False) as client:
-            await client.post("/pause_generation", json={"mode": "abort"})
-            await client.post("/update_weight_version", json={"new_version": "7"})
-            await client.post("/continue_generation", json={})
-
-    server.call(update)
+    server.call(update_behind_our_back, server.value)
     caller.join()
     (output,) = results
     assert len(rows(output)) == 2
     assert output.metrics["rollout/fully_async/requeued_server_abort"] == 1
     assert output.metrics["rollout/fully_async/quarantined"] == 0
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_partial_rollout_goes_on_from_the_tokens_it_has(host, server, caplog, masked):
+    """Two tokens came before the host's update, six after it; only the latter are trained where off-policy ones are masked."""
+    server.value.plan = [Run(partial=2), Run(partial=2)]
+    results = []
+    args = arguments(server, rollout_batch_size=1, partial_rollout=True, mask_offpolicy_in_partial_rollout=masked)
+    source = DataSource()
+    caller = threading.Thread(target=lambda: results.append(generate_rollout(args, 0, source)))
+    caller.start()
+    server.call(update_behind_our_back, server.value)
+    caller.join()
+    (output,) = results
+    for sample in rows(output):
+        assert sample.response_length == len(sample.rollout_log_probs) == 8
+        assert sample.loss_mask == ([0, 0, 1, 1, 1, 1, 1, 1] if masked else None)
+        assert sample.weight_versions == ["0", "7"]
+    assert output.metrics["rollout/fully_async/requeued_server_abort"] == 0
+
+
+def test_a_sample_that_the_host_s_buffer_had_begun_is_continued(host, server, caplog):
+    """As stock slime leaves them: aborted, with tokens. They are older than anything sampled now."""
+    source = DataSource()
+    taken = source.get_samples
+
+    def begun(count):
+        groups = taken(count)
+        for sample in (sample for group in groups for sample in group):
+            sample.tokens, sample.response, sample.response_length = [1, 2, 3, 101, 102], "old ", 2
+            sample.rollout_log_probs = [-0.1, -0.2]
+            sample.status = type(sample.status).ABORTED
+        return groups
+
+    source.get_samples = begun
+    more = {"partial_rollout": True, "mask_offpolicy_in_partial_rollout": True}
+    output = generate_rollout(arguments(server, rollout_batch_size=1, **more), 0, source)
+    for sample in rows(output):
+        assert sample.tokens[:5] == [1, 2, 3, 101, 102]
+        assert len(sample.tokens) == 3 + 8
+        assert sample.response.startswith("old ")
+        assert sample.rollout_log_probs[:2] == [-0.1, -0.2]
+        assert sample.loss_mask == [0, 0, 1, 1, 1, 1, 1, 1]
 
 
 def test_a_group_s_timeout_frees_its_slot(host, seen, server, caplog):
