@@ -51,3 +51,13 @@ async def socket_world(*plans: Plan, settings: ServerSettings = SETTINGS, **fake
         fakes = [await stack.enter_async_context(open_fake_sglang(plan, **fake)) for plan in plans or ((),)]
         servers = await stack.enter_async_context(open_sglang_servers([fake.url for fake in fakes], settings=settings))
         yield World(fakes, servers, None)
+
+
+@attrs.frozen(kw_only=True)
+class Asked:
+    """What a call is to whoever reads its answer."""
+
+    attempted: str
+    rid: str
+    request: object
+    version_of: object

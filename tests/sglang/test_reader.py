@@ -21,7 +21,7 @@ UNTIL_EOF = b"HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n" + BODY
 
 def feed(data: bytes, *, cuts: list[int] = [], scratch: int = 65536, eof: bool = True):  # noqa: B006
     """Feed ``data``, cut at these places, and then the end of the stream; the answer, or None if it wants more."""
-    reader = ResponseReader(bytearray(scratch))
+    reader = ResponseReader(memoryview(bytearray(scratch)))
     marks = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
     for start, stop in itertools.pairwise(marks):
         piece = data[start:stop]

@@ -14,7 +14,7 @@ from trio_rollout.errors import RequestRejected, ServerBusy, ServerError, Server
 from trio_rollout.sglang import _wire as wire
 from trio_rollout.testing import Fault, Reply, Run
 
-from .helpers import EXPECTED, FIVE, PROMPT, memory_world, socket_world
+from .helpers import EXPECTED, FIVE, PROMPT, Asked, memory_world, socket_world
 
 RID = "0123456789abcdef" * 2
 BOTH = pytest.mark.parametrize("incremental", [False, True], ids=["whole", "parts"])
@@ -55,6 +55,15 @@ async def test_progress_is_told_while_the_answer_comes(autojump_clock, increment
         done.set()
         await trio.sleep(1)
         assert times == [0.0] * 3 + [10.0] * 2
+
+
+@BOTH
+async def test_the_tokens_so_far_are_told(autojump_clock, incremental):
+    async with memory_world() as run:
+        run.fake.incremental = incremental
+        told = []
+        await run.servers.generate(PROMPT, FIVE, on_tokens=lambda ids: told.append(list(ids)))
+        assert told == [EXPECTED[: place + 1] for place in range(5)]
 
 
 @BOTH
@@ -120,9 +129,15 @@ async def test_an_aborted_stream_returns_what_it_has(autojump_clock, incremental
 
 async def test_a_cancelled_stream_is_aborted_and_tells_no_more(autojump_clock):
     async with memory_world([Run(partial=2)]) as run:
-        calls = []
+        calls, told = [], []
         with trio.move_on_after(1):
-            await run.servers.generate(PROMPT, FIVE, moved=lambda: calls.append(trio.current_time()))
+            await run.servers.generate(
+                PROMPT,
+                FIVE,
+                moved=lambda: calls.append(trio.current_time()),
+                on_tokens=lambda ids: told.append(len(ids)),
+            )
+        assert told == [1, 2]
         assert run.fake.aborts == run.fake.generates
         assert calls == [0.0, 0.0]
         assert run.fake.in_flight == 0
@@ -170,7 +185,7 @@ async def test_a_damaged_stream_is_a_server_error(autojump_clock, fault, increme
 
 def asked(version_of=lambda name: int(name or 0)):
     request = wire.RequestEncoder(None).encode(PROMPT, FIVE, {})
-    return wire.Asked(attempted="POST x", rid=RID, request=request, version_of=version_of)
+    return Asked(attempted="POST x", rid=RID, request=request, version_of=version_of)
 
 
 def events(count, *, incremental, claim=True, repeat_last=False):

@@ -12,6 +12,8 @@ from trio_rollout.errors import RequestRejected, ServerBusy, ServerError
 from trio_rollout.sglang import _wire as wire
 from trio_rollout.sglang._naming import Naming
 
+from .helpers import Asked
+
 RID = "0123456789abcdef" * 2
 
 
@@ -37,7 +39,7 @@ def answer(**changes):
 
 def asked(of=None, version_of=None):
     numbers = version_of or (lambda name: int(name or -1))
-    return wire.Asked(attempted="POST x", rid=RID, request=of or request(), version_of=numbers)
+    return Asked(attempted="POST x", rid=RID, request=of or request(), version_of=numbers)
 
 
 def decode(value, of=None, version_of=None):

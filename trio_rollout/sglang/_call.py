@@ -10,13 +10,13 @@ from ..errors import ServerLost
 from ._http import Response
 from ._naming import Named
 from ._server import Server
-from ._wire import GENERATE, Asked, GenerateRequest, StreamDecoder, decode_turn, error_of, nothing_moved, words_of
+from ._wire import GENERATE, GenerateRequest, StreamDecoder, decode_turn, error_of, nothing_moved, words_of
 
 EVENT_STREAM = "text/event-stream"
 
 
 @final
-@attrs.define(kw_only=True, eq=False)  # frozen costs a call for each field
+@attrs.define(eq=False)  # frozen costs a call for each field
 class Call:
     """One try: where it goes, under which rid, what the server's weights were called when it was sent, and its stream."""
 
@@ -31,14 +31,9 @@ class Call:
         """Who was asked for what: the beginning of every error message about it."""
         return f"POST {self.server.url}{GENERATE} {self.rid}"
 
-    @property
-    def _asked(self) -> Asked:
-        return Asked(
-            attempted=self.attempted,
-            rid=self.rid,
-            request=self.request,
-            version_of=lambda name: self.server.naming.version_of(name, self.named),
-        )
+    def version_of(self, name: object) -> int:
+        """What a version's name in its answer stands for."""
+        return self.server.naming.version_of(name, self.named)
 
     def turn_of(self, response: Response) -> Turn:
         """The answer as a Turn.
@@ -52,16 +47,16 @@ class Call:
             retry_after = response.header(b"retry-after")
             raise error_of(self.attempted, response.status, words_of(response.body), retry_after=retry_after)
         if self.stream is None or not (response.header(b"content-type") or "").startswith(EVENT_STREAM):
-            return decode_turn(response.body, self._asked)
+            return decode_turn(response.body, self)
         self.stream.feed(bytes(response.body))  # what did not go through it while it came
-        turn = self.stream.turn(self._asked)
+        turn = self.stream.turn(self)
         if turn is None:
             raise self.lost("the stream ended without its last event")
         return turn
 
     def lost(self, why: str) -> ServerLost:
         """The exception for an answer that never became complete, with what a stream had brought."""
-        tokens = self.stream.cut_off(self._asked) if self.stream is not None else None
+        tokens = self.stream.cut_off(self) if self.stream is not None else None
         return ServerLost(f"{self.attempted}: {why}", tokens=tokens)
 
     def unwatch(self) -> None:

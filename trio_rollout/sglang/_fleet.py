@@ -65,11 +65,12 @@ class Fleet:
 
         Blocks while no server is usable. The caller counts its request on the server before its next checkpoint.
         """
-        while (server := self._choose_now(affinity)) is None:
+        while (server := self.choose_now(affinity)) is None:
             await self._changed.wait()
         return server
 
-    def _choose_now(self, affinity: str | None) -> Server | None:
+    def choose_now(self, affinity: str | None) -> Server | None:
+        """The same without waiting: None while no server is usable."""
         now = trio.current_time()
         sticky = self._affinity.get(affinity) if affinity is not None else None
         if sticky is not None and self.usable(sticky) and sticky.busy_until <= now:

@@ -33,8 +33,11 @@ class Generation:
 
     async def run(self) -> Turn:
         """Try until there is an answer; see ``InferenceServers.generate``."""
+        fleet = self.fleet
         while True:
-            server = await self.fleet.choose(self.affinity)
+            server = fleet.choose_now(self.affinity)
+            if server is None:
+                server = await fleet.choose(self.affinity)
             server.in_flight += 1
             try:
                 turn = await self._on(server)
@@ -49,35 +52,34 @@ class Generation:
     async def _on(self, server: Server) -> Turn | None:
         """One try on this server; None: nothing was sent, or the server had closed the connection before it could answer."""
         for fresh in (False, True):
-            try:
-                exchange = await server.work.take(fresh=fresh)
-            except NotConnected as error:
-                if error.ours:
-                    raise ServerError(f"{error}; the limit is this machine's, not the server's") from error
-                self.fleet.lose(server, str(error))
-                return None
+            exchange = None if fresh else server.work.take_idle()
+            if exchange is None:
+                exchange = await self._connect(server)
+                if exchange is None:
+                    return None
             with exchange:
                 if not self.fleet.usable(server):  # paused or lost while the connection was opened
                     return None
-                call = self._call(server)
+                call = Call(server, self.fleet.ports.new_rid(), self.request, server.naming.now, self._stream())
                 response = await self._exchange(call, exchange)
                 if response is not None:
                     return self._turn(call, response)
         raise AssertionError("a new connection is never taken for a stale one")
 
-    def _call(self, server: Server) -> Call:
-        return Call(
-            server=server,
-            rid=self.fleet.ports.new_rid(),
-            request=self.request,
-            named=server.naming.now,
-            stream=self._stream(),
-        )
-
     def _stream(self) -> StreamDecoder | None:
         if self.moved is None and self.on_tokens is None:
             return None
         return StreamDecoder(self.moved or nothing_moved, self.on_tokens)
+
+    async def _connect(self, server: Server) -> Exchange | None:
+        """A new connection; None: the server can't be reached, and is lost."""
+        try:
+            return await server.work.open()
+        except NotConnected as error:
+            if error.ours:
+                raise ServerError(f"{error}; the limit is this machine's, not the server's") from error
+            self.fleet.lose(server, str(error))
+            return None
 
     def _turn(self, call: Call, response: Response) -> Turn:
         turn = call.turn_of(response)
@@ -88,7 +90,6 @@ class Generation:
 
     async def _exchange(self, call: Call, exchange: Exchange) -> Response | None:
         """Send and receive; None if a reused connection ended before one byte of the answer."""
-        began = trio.current_time()
         try:
             return await self._send_and_receive(call, exchange)
         except ConnectionBroken as error:
@@ -97,8 +98,7 @@ class Generation:
                     await abort_once(self.fleet, call.server, call.rid)
             if exchange.reused and not error.answered:
                 return None
-            after = trio.current_time() - began
-            raise call.lost(f"{error}, {after:.3g} s after it was sent") from error
+            raise call.lost(str(error)) from error
         except BadResponse as error:
             raise ServerError(f"{call.attempted}: {error}") from error
         except trio.Cancelled:
@@ -110,10 +110,11 @@ class Generation:
 
     async def _send_and_receive(self, call: Call, exchange: Exchange) -> Response:
         server = call.server
-        server.requests += 1
         if call.stream is not None:
             exchange.observe(EVENT_STREAM, call.stream.feed)
-        await exchange.send(post_request(server.generate_head, self.request.body(call.rid)))
+        server.requests += 1
+        if not exchange.send_now(post_request(server.generate_head, self.request.body(call.rid))):
+            await exchange.send_rest()
         server.sent += 1
         try:
             return await exchange.receive()

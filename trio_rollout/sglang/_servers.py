@@ -43,10 +43,10 @@ _LAST_RESUME_S: Final = 2.0
 class SGLangServers:
     """SGLang servers, or one view of them with its own budgets. Made by ``open_sglang_servers``."""
 
-    _fleet: Fleet
-    _tokenizer: Tokenizer | None
-    _abort_s: float
-    _control_s: float
+    _fleet: Fleet = attrs.field(alias="fleet")
+    _tokenizer: Tokenizer | None = attrs.field(alias="tokenizer")
+    _abort_s: float = attrs.field(alias="abort_s")
+    _control_s: float = attrs.field(alias="control_s")
 
     def __repr__(self) -> str:
         now = self.statistics()

@@ -41,9 +41,9 @@ class Exchange:
     closed, so a cancelled or failed exchange can't poison the next one.
     """
 
-    __slots__ = ("_closed", "_connection", "_failure", "_pool", "_reader", "_touched", "reused", "sent")
+    _rest: memoryview
 
-    def __init__(self, pool: "Pool", connection: Connection, scratch: bytearray, *, reused: bool) -> None:
+    def __init__(self, pool: "Pool", connection: Connection, scratch: memoryview, *, reused: bool) -> None:
         self._pool = pool
         self._connection = connection
         self._reader = ResponseReader(scratch)
@@ -94,13 +94,23 @@ class Exchange:
           ConnectionBroken: the connection ended, and the server had not answered before.
 
         """
+        if not self.send_now(request):
+            await self.send_rest()
+
+    def send_now(self, request: bytes) -> bool:
+        """Send what can be sent without waiting; whether that was all. Raises as ``send`` does."""
         self._touched = True
         done = self._send_now(request)
-        if done < len(request):
-            view = memoryview(request)
-            while done < len(request):
-                await self._connection.wait_writable()
-                done += self._send_now(view[done:])
+        self.sent = done >= len(request)
+        if not self.sent:
+            self._rest = memoryview(request)[done:]
+        return self.sent
+
+    async def send_rest(self) -> None:
+        """Send what ``send_now`` could not. Blocks and raises as ``send`` does."""
+        while len(self._rest):
+            await self._connection.wait_writable()
+            self._rest = self._rest[self._send_now(self._rest) :]
         self.sent = True
 
     async def receive(self) -> Response:

@@ -31,7 +31,7 @@ class Pool:
         self._idle_s = idle_s
         self._connect_s = connect_s
         self._idle: deque[tuple[Connection, float]] = deque()
-        self._scratch = bytearray(SCRATCH_SIZE)
+        self._scratch = memoryview(bytearray(SCRATCH_SIZE))
         self._closed = False
 
     def __repr__(self) -> str:
@@ -46,15 +46,26 @@ class Pool:
           NotConnected: no connection could be opened.
 
         """
-        if self._closed:
-            raise RuntimeError(f"the connections to {self.address.url} are closed: its servers were left")
+        idle = None if fresh else self.take_idle()
+        return idle if idle is not None else await self.open()
+
+    def take_idle(self) -> Exchange | None:
+        """An idle connection for one exchange, if any is alive."""
+        if not self._idle:
+            return None
         oldest = trio.current_time() - self._idle_s
-        while self._idle and not fresh:
+        while self._idle:
             connection, since = self._idle.pop()
             # Too old means that the server is about to close it: better a new one than that race.
             if since >= oldest and self._alive(connection):
                 return Exchange(self, connection, self._scratch, reused=True)
             self._drop(connection)
+        return None
+
+    async def open(self) -> Exchange:
+        """A new connection for one exchange; blocks and raises as ``take`` does."""
+        if self._closed:
+            raise RuntimeError(f"the connections to {self.address.url} are closed: its servers were left")
         return Exchange(self, await self._open(), self._scratch, reused=False)
 
     def give_back(self, connection: Connection, *, reusable: bool) -> None:

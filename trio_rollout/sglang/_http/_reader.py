@@ -66,34 +66,32 @@ class _State(enum.Enum):
 
 
 @final
-class _Sink:
-    """What the parser tells about one message."""
+class _Head:
+    """Headers with names in lower case, as the parser finds them: the only thing wanted of most answers."""
 
-    __slots__ = ("begun", "chunks", "complete", "headers", "headers_complete", "on_part")
+    __slots__ = ("headers",)
 
     def __init__(self) -> None:
         self.headers: list[tuple[bytes, bytes]] = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+
+@final
+class _Sink:
+    """What the parser tells about a message whose body goes through it; its headers are known already."""
+
+    __slots__ = ("begun", "chunks", "complete", "on_body")
+
+    def __init__(self, observer: Callable[[bytes], None] | None) -> None:
         self.chunks: list[bytes] = []
-        self.headers_complete = False
+        self.on_body = self.chunks.append if observer is None else observer
         self.complete = False
         self.begun = 0
-        self.on_part: Callable[[bytes], None] | None = None
 
     def on_message_begin(self) -> None:
         self.begun += 1
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.headers_complete:  # later ones are trailers, which nobody reads
-            self.headers.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
-        self.headers_complete = True
-
-    def on_body(self, data: bytes) -> None:
-        if self.on_part is not None:
-            self.on_part(data)
-        else:
-            self.chunks.append(data)
 
     def on_message_complete(self) -> None:
         self.complete = True
@@ -103,33 +101,21 @@ class _Sink:
 class ResponseReader:
     """Reads one answer. ``scratch`` may be shared by readers whose calls don't overlap: it holds nothing between calls."""
 
-    __slots__ = (
-        "_body",
-        "_body_size",
-        "_got",
-        "_keep_alive",
-        "_observed",
-        "_observer",
-        "_parser",
-        "_pending",
-        "_scratch",
-        "_sink",
-        "_state",
-        "response",
-        "started",
-    )
+    _body: memoryview
+    _body_size: int
+    _got: int
+    _headers: list[tuple[bytes, bytes]]
+    _keep_alive: bool
+    _observed: bytes
+    _parser: httptools.HttpResponseParser
+    _sink: _Sink
+    _status: int
 
-    def __init__(self, scratch: bytearray) -> None:
-        self._scratch = memoryview(scratch)
+    def __init__(self, scratch: memoryview) -> None:
+        # Only what every answer needs: the rest is set by the state that uses it.
+        self._scratch = scratch
         self._state = _State.HEAD
         self._pending = b""
-        self._sink = _Sink()
-        self._parser: httptools.HttpResponseParser = httptools.HttpResponseParser(self._sink)
-        self._body = memoryview(b"")
-        self._got = 0
-        self._body_size = 0
-        self._keep_alive = False
-        self._observed = b""
         self._observer: Callable[[bytes], None] | None = None
         self.started = False
         self.response: Response | None = None
@@ -180,34 +166,35 @@ class ResponseReader:
         raise ConnectionBroken(f"the connection was closed {where}", answered=True)
 
     def _feed_head(self, data: bytes) -> None:
-        self._pending += data
+        pending = self._pending + data if self._pending else data
         while True:
-            end = self._pending.find(_BLANK_LINE)
+            end = pending.find(_BLANK_LINE)
             if end < 0:
-                if len(self._pending) > HEAD_LIMIT:
+                if len(pending) > HEAD_LIMIT:
                     raise BadResponse(f"the answer's head is longer than {HEAD_LIMIT} bytes")
+                self._pending = pending
                 return
             end += len(_BLANK_LINE)
-            head, self._pending = self._pending[:end], self._pending[end:]
-            self._parse(head)
-            status = int(self._parser.get_status_code())
-            if status >= HTTPStatus.OK:
+            head, pending = pending[:end], pending[end:]
+            found = _Head()
+            parser = httptools.HttpResponseParser(found)
+            _parse(parser, head)
+            self._status = parser.get_status_code()
+            if self._status >= HTTPStatus.OK:
                 break
-            if status == HTTPStatus.SWITCHING_PROTOCOLS:
+            if self._status == HTTPStatus.SWITCHING_PROTOCOLS:
                 raise BadResponse("the server answered 101 Switching Protocols, which was not asked for")
-            self._sink = _Sink()  # 100 Continue and its like: the answer is still to come
-            self._parser = httptools.HttpResponseParser(self._sink)
-        rest, self._pending = self._pending, b""
-        self._begin_body(status, rest)
+            # 100 Continue and its like: the answer is still to come
+        self._headers = found.headers
+        self._keep_alive = parser.get_http_version() == "1.1"
+        self._begin_body(head, pending)
 
-    def _begin_body(self, status: int, rest: bytes) -> None:
+    def _begin_body(self, head: bytes, rest: bytes) -> None:
         length, chunked = self._framing()
-        if status in _NO_BODY:
+        if self._status in _NO_BODY:
             length = 0
         if length is None:
-            self._state = _State.PARSED if chunked else _State.UNTIL_EOF
-            if self._observer is not None and status == HTTPStatus.OK and self._is_observed():
-                self._sink.on_part = self._observer
+            self._begin_parsed(head, chunked=chunked)
             if rest:
                 self._feed_body(rest)
         elif len(rest) == length:  # the common small answer: head and body in one piece
@@ -225,15 +212,23 @@ class ResponseReader:
         self._body[: len(rest)] = rest
         self._got = len(rest)
 
+    def _begin_parsed(self, head: bytes, *, chunked: bool) -> None:
+        """Let a parser of its own, which knows the head, see the body."""
+        self._state = _State.PARSED if chunked else _State.UNTIL_EOF
+        observed = self._observer is not None and self._status == HTTPStatus.OK and self._is_observed()
+        self._sink = _Sink(self._observer if observed else None)
+        self._parser = httptools.HttpResponseParser(self._sink)
+        self._body_size = 0
+        _parse(self._parser, head)
+
     def _is_observed(self) -> bool:
-        return any(name == b"content-type" and value.startswith(self._observed) for name, value in self._sink.headers)
+        return any(name == b"content-type" and value.startswith(self._observed) for name, value in self._headers)
 
     def _framing(self) -> tuple[int | None, bool]:
         """Announced length, and whether the body is chunked; llhttp has refused contradictions and duplicates."""
         length: int | None = None
         chunked = False
-        self._keep_alive = self._parser.get_http_version() == "1.1"
-        for name, value in self._sink.headers:
+        for name, value in self._headers:
             if name == b"content-length":
                 length = int(value)
             elif name == b"connection":
@@ -255,20 +250,22 @@ class ResponseReader:
 
     def _feed_body(self, data: bytes | memoryview) -> None:
         self._body_size += len(data)
-        if self._sink.on_part is None and self._body_size > BODY_LIMIT:
+        sink = self._sink
+        if self._body_size > BODY_LIMIT and sink.on_body is not self._observer:
             raise BadResponse(f"the answer's body is longer than {BODY_LIMIT} bytes")
-        self._parse(data)
-        if self._sink.begun > 1:
+        _parse(self._parser, data)
+        if sink.begun > 1:
             raise BadResponse("the answer is followed by more bytes")
-        if self._sink.complete:
-            self._finish(b"".join(self._sink.chunks))
-
-    def _parse(self, data: bytes | memoryview) -> None:
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            raise BadResponse(f"the answer is not HTTP/1.1: {error}") from error
+        if sink.complete:
+            self._finish(b"".join(sink.chunks))
 
     def _finish(self, body: bytes | memoryview) -> None:
         self._state = _State.DONE
-        self.response = Response(int(self._parser.get_status_code()), self._sink.headers, body, self._keep_alive)
+        self.response = Response(self._status, self._headers, body, self._keep_alive)
+
+
+def _parse(parser: httptools.HttpResponseParser, data: bytes | memoryview) -> None:
+    try:
+        parser.feed_data(data)
+    except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+        raise BadResponse(f"the answer is not HTTP/1.1: {error}") from error

@@ -6,6 +6,7 @@ Not trio's SocketStream: that costs a lock, a conflict detector and a checkpoint
 import errno
 import os
 import socket
+from functools import partial
 from typing import final
 
 import trio
@@ -21,34 +22,29 @@ _UNIX_RETRY_S = 0.01
 class SocketConnection:
     """A connected, non-blocking stream socket."""
 
-    __slots__ = ("_socket", "recv_into", "send")
+    __slots__ = ("_recv_into", "_send", "_socket", "wait_readable", "wait_writable")
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
-        self.send = connected.send
-        self.recv_into = connected.recv_into
+        self._send = connected.send
+        self._recv_into = connected.recv_into
+        # Not methods: a coroutine less for each wait.
+        self.wait_readable = partial(trio.lowlevel.wait_readable, connected)
+        self.wait_writable = partial(trio.lowlevel.wait_writable, connected)
 
     def send_now(self, data: bytes | memoryview, /) -> int:
         """See ``Connection``."""
         try:
-            return self.send(data)
+            return self._send(data)
         except (BlockingIOError, InterruptedError):
             return 0
 
     def recv_into_now(self, buffer: bytearray | memoryview, /) -> int | None:
         """See ``Connection``."""
         try:
-            return self.recv_into(buffer)
+            return self._recv_into(buffer)
         except (BlockingIOError, InterruptedError):
             return None
-
-    async def wait_readable(self) -> None:
-        """See ``Connection``."""
-        await trio.lowlevel.wait_readable(self._socket)
-
-    async def wait_writable(self) -> None:
-        """See ``Connection``."""
-        await trio.lowlevel.wait_writable(self._socket)
 
     def close(self) -> None:
         """See ``Connection``."""

@@ -1,7 +1,6 @@
 """What is said to and by SGLang: every JSON field name of its HTTP interface lives in this room, and nowhere else."""
 
 from ._answer import Asked as Asked
-from ._answer import VersionOf as VersionOf
 from ._answer import decode_turn as decode_turn
 from ._control import ABORT as ABORT
 from ._control import CONTINUE as CONTINUE

@@ -1,5 +1,6 @@
 """A /generate request: encoded once, sent any number of times, each time under a fresh rid."""
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, final
 
@@ -61,6 +62,14 @@ def _sampling_fields(sampling: SamplingParams) -> dict[str, object]:
     return fields
 
 
+def _array_of(ids: list[int]) -> IdArray:
+    """As ``id_array`` does, at a quarter of its cost; whatever this refuses is explained by that."""
+    try:
+        return np.frombuffer(bytes(array("i", ids)), np.int32)
+    except (TypeError, OverflowError):
+        return id_array(ids)
+
+
 def checked_ids(input_ids: Sequence[int] | npt.NDArray[Any], vocab_size: int | None) -> IdArray:
     """Token ids as an array.
 
@@ -69,7 +78,7 @@ def checked_ids(input_ids: Sequence[int] | npt.NDArray[Any], vocab_size: int | N
 
     """
     try:
-        ids = id_array(input_ids)
+        ids = _array_of(input_ids) if type(input_ids) is list else id_array(input_ids)
     except (TypeError, ValueError) as error:
         raise RequestRejected(f"input_ids: {error}") from error
     if not len(ids):
@@ -109,7 +118,8 @@ class RequestEncoder:
             rest = self._rest(sampling, extra, stream=stream)
             if not isinstance(model_input, str):
                 ids = checked_ids(model_input, self.vocab_size)
-                return GenerateRequest(ids, b'"input_ids":%b' % _encode(ids.tolist()), rest)
+                listed = model_input if type(model_input) is list else ids.tolist()
+                return GenerateRequest(ids, b'"input_ids":%b' % _encode(listed), rest)
             if not model_input:
                 raise RequestRejected("text: the prompt is empty")
             text = b'"return_prompt_token_ids":true,"text":%b' % _encode(model_input)
