@@ -47,6 +47,6 @@ class BridgeSettings:
 
     again: float = attrs.field(default=0.5, validator=seconds)
     grace: float = attrs.field(default=5.0, validator=seconds)
-    slow_step: float = attrs.field(default=0.5, validator=seconds)
+    slow_step: float = attrs.field(default=1.0, validator=seconds)
     answer: float = attrs.field(default=10.0, validator=seconds)
     on_leak: OnLeak = attrs.field(default=OnLeak.CANCEL, validator=attrs.validators.instance_of(OnLeak))

@@ -1,0 +1,19 @@
+"""The programs that hold an engine without being Trio programs run to their end."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize(("name", "steps"), [("asyncio_host", 3), ("trio_asyncio_host", 2)])
+def test_the_program_gets_its_batches(name, steps):
+    answer = subprocess.run(
+        [sys.executable, f"{name}.py"], cwd=EXAMPLES, capture_output=True, text=True, timeout=60, check=True
+    )
+    lines = answer.stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [f"step {number}" for number in range(steps)], answer.stderr
+    assert all("2 groups" in line for line in lines)
