@@ -5,6 +5,7 @@ gave them, token for token.
 """
 
 from .._core.token_tree import Drift
+from ._agent import AgentSandbox, agent_environment, run_agent
 from ._gateway import AgentGateway, GatewayStatistics, open_gateway
 from ._parsers import Call, Parsed, Parser
 from ._session import GatewaySession, SessionStatistics
@@ -12,6 +13,7 @@ from ._settings import GatewaySettings
 
 __all__ = [
     "AgentGateway",
+    "AgentSandbox",
     "Call",
     "Drift",
     "GatewaySession",
@@ -20,5 +22,7 @@ __all__ = [
     "Parsed",
     "Parser",
     "SessionStatistics",
+    "agent_environment",
     "open_gateway",
+    "run_agent",
 ]
