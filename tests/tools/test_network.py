@@ -41,14 +41,14 @@ def test_what_the_list_allows(host, port, allowed):
 def test_requests_are_read():
     tunnel = Request(b"CONNECT pypi.org:443 HTTP/1.1\r\nHost: pypi.org:443\r\n\r\n")
     plain = Request(
-        b"GET http://pypi.org:8080/a?b=c HTTP/1.1\r\nHost: pypi.org\r\nProxy-Authorization: Basic "
+        b"GET http://mirror.example:8080/a?b=c HTTP/1.1\r\nHost: mirror.example\r\nProxy-Authorization: Basic "
         + base64.b64encode(b"session:t0ken")
         + b"\r\nConnection: keep-alive\r\n\r\n"
     )
 
     assert (tunnel.is_tunnel, tunnel.target, tunnel.token()) == (True, Target("pypi.org", 443), None)
-    assert (plain.is_tunnel, plain.target, plain.token()) == (False, Target("pypi.org", 8080), "t0ken")
-    assert plain.for_the_server() == b"GET /a?b=c HTTP/1.1\r\nHost: pypi.org\r\nConnection: close\r\n\r\n"
+    assert (plain.is_tunnel, plain.target, plain.token()) == (False, Target("mirror.example", 8080), "t0ken")
+    assert plain.for_the_server() == b"GET /a?b=c HTTP/1.1\r\nHost: mirror.example\r\nConnection: close\r\n\r\n"
 
 
 @pytest.mark.parametrize(

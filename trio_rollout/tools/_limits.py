@@ -68,3 +68,6 @@ class ExecLimits:
     pty_rows: int = attrs.field(default=24, validator=whole(1))
     pty_cols: int = attrs.field(default=80, validator=whole(1))
     on_turn_cancel: OnTurnCancel = OnTurnCancel.DIE
+
+
+DEFAULT_LIMITS = ExecLimits()

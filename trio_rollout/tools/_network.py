@@ -19,7 +19,7 @@ from ._denial import DenialHandle
 from ._proxy import Target, serve_proxy_connection
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.frozen(kw_only=True)
 class NetworkGrant:
     """What one session gets of a policy: its environment, and the handle that may end it."""
 

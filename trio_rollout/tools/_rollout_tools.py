@@ -20,7 +20,7 @@ from ._capture import Captured, CapturePlan, CapturePolicy, OnChunk, capture, ch
 from ._command import Argv, Command
 from ._dispatch import OnTiming, ToolRuntime
 from ._expiration import Expiration, as_events
-from ._limits import ExecLimits
+from ._limits import DEFAULT_LIMITS, ExecLimits
 from ._local_sandbox import LocalSandboxes
 from ._network import NetworkPolicy
 from ._pause import PauseState
@@ -33,6 +33,7 @@ from ._tool import Hooks, LifecycleListener, Tool, ToolRegistry, as_registry
 
 # What a tool leaves of the rollout's time, so that its result can still become a turn: a tenth, but no more than this.
 _MARGIN_S = 1.0
+_DEADLINES = Deadlines()
 
 
 def tool_limit(asked: float | None, allowed: float | None) -> float | None:
@@ -79,11 +80,10 @@ class RolloutTools:
         on_chunk: OnChunk | None = None,
         check: bool = False,
     ) -> Captured:
-        """Run a command to its end and keep what it wrote: ``trio_rollout.tools.run_captured``, bound to this rollout.
+        """Run a command to its end: ``trio_rollout.tools.run_captured``, bound to this rollout.
 
         ``timeout`` None is ``Deadlines.tool``; either is cut to what remains of the rollout. Nothing that comes from the
-        command survives it, ``setsid`` or not; with ``Leftovers.KEEP`` what it leaves running survives until the rollout
-        ends.
+        command survives it, ``setsid`` or not; with ``Leftovers.KEEP`` it survives until the rollout ends.
 
         Raises:
           SpawnError: it could not be started. ``command_is_wrong`` tells a bad command from a host in trouble.
@@ -202,6 +202,6 @@ async def open_rollout_tools(
     a tool, which counts as progress. Entering costs nothing: the process that contains the commands is started with the
     first one. Leaving blocks until everything that was started is dead and reaped, shielded, within ``limits.teardown``.
     """
-    limits = limits or ExecLimits()
+    limits = limits or DEFAULT_LIMITS
     async with open_supervisor(limits) as supervisor:
-        yield RolloutTools(supervisor, deadlines or Deadlines(), deadline, limits, on_output, ports or Ports())
+        yield RolloutTools(supervisor, deadlines or _DEADLINES, deadline, limits, on_output, ports or Ports())

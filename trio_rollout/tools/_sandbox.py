@@ -21,7 +21,7 @@ from .._ports import Ports
 from ..errors import RolloutError, ToolError
 from ._capture import Captured
 from ._command import Argv
-from ._limits import ExecLimits
+from ._limits import DEFAULT_LIMITS, ExecLimits
 from ._sandbox_provider import NeverRan, SandboxBackend, SandboxProvider, SandboxSettings, SandboxSpec
 from ._session_values import ExecOutput
 from ._sessions import ExecSessions, open_exec_sessions
@@ -219,7 +219,7 @@ async def open_sandbox(
       ToolError: it could not be created. Infrastructure: the group is requeued.
 
     """
-    settings, limits, ports = settings or SandboxSettings(), limits or ExecLimits(), ports or Ports()
+    settings, limits, ports = settings or SandboxSettings(), limits or DEFAULT_LIMITS, ports or Ports()
     name = f"{label}-{ports.new_rid()}"
     spec = SandboxSpec(name=name, label=label, lifetime=lifetime(settings, budget(None)), env=dict(env or {}))
 

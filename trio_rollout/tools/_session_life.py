@@ -33,11 +33,7 @@ async def live(
       SpawnError, ToolError: before it has reported: it could not be started.
 
     """
-    try:
-        session.child = child = await spawn(session.command)
-    except BaseException:
-        session.finish_denial()
-        raise
+    child = await _spawned(session, spawn)
     try:
         session.report.begin()
         async with trio.open_nursery() as nursery:
@@ -59,6 +55,15 @@ async def live(
         child.close()
         session.bury()
         on_gone(session, proven)
+
+
+async def _spawned(session: Session, spawn: Spawn) -> Child:
+    try:
+        session.child = child = await spawn(session.command)
+    except BaseException:
+        session.finish_denial()
+        raise
+    return child
 
 
 async def _settle_in(session: Session, child: Child, nursery: trio.Nursery) -> None:

@@ -19,7 +19,7 @@ from ._child import Spawn
 from ._collect import collect, exec_yield, poll_yield, write_yield
 from ._command import Argv, Command, MakeCommand, plain_command
 from ._denial import DenialHandle
-from ._limits import ExecLimits
+from ._limits import DEFAULT_LIMITS, ExecLimits
 from ._network import NetworkPolicy
 from ._pause import PauseState
 from ._session import Session
@@ -243,7 +243,7 @@ async def open_exec_sessions(
     ``drain_timeout`` (none, if the block failed or was cancelled), then every process is killed and reaped, shielded,
     within ``limits.teardown``.
     """
-    limits = limits or ExecLimits()
+    limits = limits or DEFAULT_LIMITS
     ports = ports or Ports()
     async with AsyncExitStack() as stack:
         if spawn is None:

@@ -160,12 +160,16 @@ class Supervisor:
     """Starts commands in a process of its own, which is started with the first one."""
 
     teardown: float
-    unreaped: bool = attrs.field(default=False, init=False)
     _process: trio.Process | None = attrs.field(default=None, init=False)
     _requests: socket.socket | None = attrs.field(default=None, init=False)
     _starting: trio.Lock = attrs.field(factory=trio.Lock, init=False)
     _sending: trio.Lock = attrs.field(factory=trio.Lock, init=False)
     _kept: list[socket.socket] = attrs.field(factory=list, init=False)
+
+    @property
+    def started(self) -> bool:
+        """Whether there is anything to close."""
+        return self._process is not None
 
     async def _start(self) -> socket.socket:
         async with self._starting:
@@ -263,15 +267,16 @@ async def open_supervisor(limits: ExecLimits) -> AsyncGenerator[Supervisor]:
     """Contain commands for the length of a block. Entering starts nothing; the first command starts the supervisor.
 
     Leaving blocks until everything that was started is dead and reaped, in a shield of ``limits.teardown``; what takes
-    longer is logged, counted in ``Supervisor.unreaped``, and killed by the supervisor whenever it can be.
+    longer is logged, and killed by the supervisor whenever it can be.
     """
     supervisor = Supervisor(limits.teardown)
     try:
         yield supervisor
     finally:
-        supervisor.unreaped = True
-        with trio.move_on_after(limits.teardown, shield=True):
-            await supervisor.close()
-            supervisor.unreaped = False
-        if supervisor.unreaped:
+        proven = not supervisor.started
+        if not proven:
+            with trio.move_on_after(limits.teardown, shield=True):
+                await supervisor.close()
+                proven = True
+        if not proven:
             _log.warning("processes of a rollout were still alive %.1f s after they were killed", limits.teardown)

@@ -9,14 +9,12 @@ So "no child is left" means that nothing is left, and killing children until the
 when the host says so or closes its control socket, by dying if need be; if a keeper is killed, its orphans go to the
 supervisor, which kills them. The leader of a command stays a zombie until it is released: its id is never reused before.
 
-It starts with the first command of every rollout, so it imports little: typing and json would be 8 ms of 40.
+It starts with the first command of every rollout, so it imports little: typing and json would be a fifth of its start.
 """
 
-from __future__ import annotations
-
-import array
 import ctypes
 import fcntl
+import gc
 import os
 import resource
 import select
@@ -26,20 +24,16 @@ import sys
 import termios
 from contextlib import suppress
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import NoReturn
-
 PR_SET_CHILD_SUBREAPER = 36
-# Only a fallback: each death that matters raises SIGCHLD here.
-LOOK_AGAIN_MS = 50
+LOOK_AGAIN_MS = 50  # only a fallback: each death that matters raises SIGCHLD here
+# Python ignores the first two, this script the next three, and it handles the last. All others were reset at its start.
+NOT_DEFAULT_HERE = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def become_subreaper() -> None:
     """Adopt every descendant that loses its parent. Not inherited by forks."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+    if LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
@@ -55,12 +49,8 @@ def open_wake_pipe() -> int:
 
 def receive(connection: socket.socket, count: int) -> tuple[bytes, list[int]]:
     """One message with up to ``count`` descriptors; empty at the end. (``socket.recv_fds`` of 3.11 drops its flags.)"""
-    descriptors = array.array("i")
-    room = socket.CMSG_LEN(count * descriptors.itemsize)
-    message, ancillary, _, _ = connection.recvmsg(64, room, socket.MSG_CMSG_CLOEXEC)
-    for _level, _type, data in ancillary:
-        descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-    return message, list(descriptors)
+    message, ancillary, _, _ = connection.recvmsg(64, socket.CMSG_LEN(4 * count), socket.MSG_CMSG_CLOEXEC)
+    return message, [descriptor for _, _, data in ancillary for descriptor in memoryview(data).cast("i")]
 
 
 def drain(descriptor: int) -> bool:
@@ -68,20 +58,18 @@ def drain(descriptor: int) -> bool:
     try:
         while os.read(descriptor, 65536):
             pass
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False
 
 
 def children() -> list[int]:
     """Our direct children."""
-    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as listing:
+    with open(f"/proc/self/task/{os.getpid()}/children", "rb") as listing:  # text would import a codec in every keeper
         return [int(pid) for pid in listing.read().split()]
 
 
-def kill_all(pids: Iterable[int]) -> None:
+def kill_all(pids: list[int] | set[int]) -> None:
     """SIGKILL to each; a process of another user can't be killed by us and is only waited for."""
     for pid in pids:
         with suppress(OSError):
@@ -114,7 +102,7 @@ class Spec:
         self.env = dict(variable.split(b"=", 1) for variable in fields)
 
 
-def become(spec: Spec, stdio: Sequence[int]) -> NoReturn:
+def become(spec: Spec, stdio: list[int]) -> None:
     """Turn this fork into the command."""
     os.setsid()
     if spec.tty:
@@ -122,17 +110,31 @@ def become(spec: Spec, stdio: Sequence[int]) -> NoReturn:
     for target, source in enumerate(stdio):
         os.dup2(source, target)
     signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(number, signal.SIG_DFL)  # what the host ignored must not be ignored here
+    for number in NOT_DEFAULT_HERE:
+        signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for limit, soft, hard in spec.rlimits:
         resource.setrlimit(limit, (soft, hard))
     os.umask(spec.umask)
     os.chdir(spec.cwd)
-    os.execvpe(spec.argv[0], spec.argv, spec.env)
+    execute(spec)
 
 
-def start(spec: Spec, stdio: Sequence[int], control: socket.socket) -> int | bytes:
+def execute(spec: Spec) -> None:
+    """Execute the program, looked for on the command's own PATH. (``os.execvpe`` imports warnings, in every fork.)"""
+    missing = OSError(2, "No such file or directory")
+    path = b"" if b"/" in spec.argv[0] else spec.env.get(b"PATH", os.defpath.encode())
+    for directory in path.split(b":"):
+        try:
+            os.execve(directory + b"/" * bool(directory) + spec.argv[0], spec.argv, spec.env)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except PermissionError as error:
+            missing = error  # said only where nothing else is found, as a shell does
+    raise missing
+
+
+def start(spec: Spec, stdio: list[int], control: socket.socket) -> int | bytes:
     """Fork and execute the command: its process id, or what went wrong."""
     report, write = os.pipe()
     pid = os.fork()
@@ -167,17 +169,14 @@ class Keeper:
     """Keeps one command and everything that comes from it, until it is told to end it."""
 
     def __init__(self, control: socket.socket, wake: int) -> None:
-        self.control = control
-        self.wake = wake
-        self.leader = 0
-        self.sinks: list[int] = []
+        self.control, self.wake, self.leader = control, wake, 0
 
     def tell(self, message: bytes) -> None:
         """Say it to the host, if there still is one."""
         with suppress(OSError):
             self.control.send(message)
 
-    def run(self, spec: Spec, stdio: Sequence[int]) -> None:
+    def run(self, spec: Spec, stdio: list[int]) -> None:
         """Start the command and keep it."""
         started = start(spec, stdio, self.control)
         for descriptor in stdio:
@@ -187,11 +186,12 @@ class Keeper:
             return
         self.leader = started
         self.tell(b"spawned %d" % started)
-        if self.watch() == b"keep":
-            self.keep()
+        wish, sinks = self.watch()
+        if wish == b"keep":
+            self.keep(sinks)
         self.end()
 
-    def watch(self) -> bytes:
+    def watch(self) -> tuple[bytes, list[int]]:
         """Report the leader's exit without reaping it; returns what the host wants then (nothing: it is gone)."""
         exited = False
         waiting = select.poll()
@@ -202,8 +202,7 @@ class Keeper:
             drain(self.wake)
             exited = exited or self.reap_orphans()
             if self.control.fileno() in ready:
-                message, self.sinks = receive(self.control, 2)
-                return message
+                return receive(self.control, 2)
 
     def reap_orphans(self) -> bool:
         """Reap the dead, up to the leader; True once that has exited."""
@@ -214,11 +213,11 @@ class Keeper:
             os.waitpid(info.si_pid, 0)
         return False
 
-    def keep(self) -> None:
+    def keep(self, sinks: list[int]) -> None:
         """Keep what the leader left running, with somebody to read its output, until it ends or the host does."""
         self.leader = 0  # it is reaped here: its id may belong to others soon
         waiting = select.poll()
-        for descriptor in (self.control.fileno(), self.wake, *self.sinks):
+        for descriptor in (self.control.fileno(), self.wake, *sinks):
             os.set_blocking(descriptor, False)
             waiting.register(descriptor, select.POLLIN)
         while reap_all()[1]:
@@ -248,7 +247,7 @@ class Keeper:
         self.tell(b"released")
 
 
-def fork_keeper(requests: socket.socket, descriptors: Sequence[int]) -> int:
+def fork_keeper(requests: socket.socket, descriptors: list[int]) -> int:
     """Start the keeper of one command. Descriptors: the command as a file, a control socket, stdin, stdout, stderr."""
     pid = os.fork()
     if pid:
@@ -291,6 +290,10 @@ def supervise(requests: socket.socket) -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()  # what is forked should stay shared, not be written to by a collection
+    gc.freeze()
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *NOT_DEFAULT_HERE}:
+        signal.signal(number, signal.SIG_DFL)  # what the host ignores must not be ignored by its commands
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)  # only the host's end ends this process
     become_subreaper()
