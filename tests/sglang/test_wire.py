@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_rollout import PauseMode, SamplingParams, Stop
+from trio_rollout._core.arrays import id_array
 from trio_rollout.errors import RequestRejected, ServerBusy, ServerError
 from trio_rollout.sglang import _wire as wire
 from trio_rollout.sglang._naming import Naming
@@ -258,6 +259,23 @@ def test_requests_are_encoded_afresh_when_anything_changes():
     assert [body["sampling_params"]["temperature"] for body in bodies] == [0.5, 0.5, 0.5, 0.25, 0.5]
     assert [body["stream"] for body in bodies] == [False, False, True, True, False]
     assert [body.get("x") for body in bodies] == [None, 1, None, None, None]
+
+
+def test_a_prompt_that_may_change_is_encoded_every_time():
+    """Only an array that nobody can write to is taken for the same one again."""
+    encoder, sampling = wire.RequestEncoder(None), SamplingParams()
+
+    def ids_sent(ids, sampling=sampling):
+        return json.loads(encoder.encode(ids, sampling, {}).body(RID))["input_ids"]
+
+    frozen = id_array([1, 2])
+    assert ids_sent(frozen) == ids_sent(frozen) == ids_sent(frozen, SamplingParams(top_k=5)) == [1, 2]
+    writable = np.array([1, 2], np.int32)
+    assert ids_sent(writable) == [1, 2]
+    for changing in ([1, 2], np.array([1, 2])):
+        assert ids_sent(changing) == [1, 2]
+        changing[0] = 5
+        assert ids_sent(changing) == [5, 2]
 
 
 META = {

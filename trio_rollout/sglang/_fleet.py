@@ -80,7 +80,9 @@ class Fleet:
         if not usable:
             return None
         # The one longest unused wins a tie: else an idle fleet would always send to its first server.
-        best = min(usable, key=lambda server: (server.busy_until > now, server.in_flight, server.chosen))
+        best = usable[0]
+        if len(usable) > 1:
+            best = min(usable, key=lambda server: (server.busy_until > now, server.in_flight, server.chosen))
         self._choices += 1
         best.chosen = self._choices
         self._remember(affinity, best)

@@ -32,12 +32,12 @@ class GenerateRequest:
     """``prompt_ids`` is None for a text prompt: the server turns it into ids and says which."""
 
     prompt_ids: IdArray | None
-    _prompt: bytes
-    _rest: bytes
+    prompt: bytes
+    rest: bytes
 
     def body(self, rid: str) -> bytes:
         """The JSON body under this rid (hex digits: nothing to escape)."""
-        return b'{"rid":"%b",%b,%b' % (rid.encode("ascii"), self._prompt, self._rest)
+        return b'{"rid":"%b",%b,%b' % (rid.encode("ascii"), self.prompt, self.rest)
 
 
 def _sampling_fields(sampling: SamplingParams) -> dict[str, object]:
@@ -95,9 +95,14 @@ def checked_ids(input_ids: Sequence[int] | npt.NDArray[Any], vocab_size: int | N
 @final
 @attrs.define(eq=False)
 class RequestEncoder:
-    """Checks and encodes requests. What follows the prompt is mostly the same, so the last of it is kept as it was encoded."""
+    """Checks and encodes requests.
+
+    The samples of a group have the same prompt, and most requests the same parameters: the last of both are kept as they
+    were encoded, as long as nobody can change what they were encoded from.
+    """
 
     vocab_size: int | None
+    _last_ids: tuple[object, GenerateRequest] | None = None
     _last: tuple[SamplingParams, bool, bytes] | None = None
 
     def encode(
@@ -117,15 +122,25 @@ class RequestEncoder:
         try:
             rest = self._rest(sampling, extra, stream=stream)
             if not isinstance(model_input, str):
-                ids = checked_ids(model_input, self.vocab_size)
-                listed = model_input if type(model_input) is list else ids.tolist()
-                return GenerateRequest(ids, b'"input_ids":%b' % _encode(listed), rest)
+                return self._of_ids(model_input, rest)
             if not model_input:
                 raise RequestRejected("text: the prompt is empty")
             text = b'"return_prompt_token_ids":true,"text":%b' % _encode(model_input)
             return GenerateRequest(None, text, rest)
         except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
             raise RequestRejected(f"the request can't be encoded as JSON: {error}") from error
+
+    def _of_ids(self, model_input: Sequence[int] | npt.NDArray[Any], rest: bytes) -> GenerateRequest:
+        last = self._last_ids
+        if last is not None and last[0] is model_input:
+            known = last[1]
+            return known if known.rest is rest else GenerateRequest(known.prompt_ids, known.prompt, rest)
+        ids = checked_ids(model_input, self.vocab_size)
+        listed = model_input if type(model_input) is list else ids.tolist()
+        request = GenerateRequest(ids, b'"input_ids":%b' % _encode(listed), rest)
+        if ids is model_input:  # read-only, and nobody else's
+            self._last_ids = (ids, request)
+        return request
 
     def _rest(self, sampling: SamplingParams, extra: Mapping[str, object], *, stream: bool) -> bytes:
         last = self._last
