@@ -126,6 +126,7 @@ class UnmodifiedAgent:
 
     async def __call__(self, prompt: Prompt, rollout: Rollout, /) -> Trajectory:
         """The agent is gone before its session closes, and the sandbox when both are."""
+        del prompt  # the task stands in the agent's arguments
         async with (
             open_rollout_tools(deadline=rollout.deadline) as tools,
             tools.open_sandbox(self.sandboxes) as sandbox,
@@ -202,7 +203,7 @@ def main(agent: str, program: str, groups: int, samples: int, *, show: bool) -> 
         console.print(Text(f"group {group.id}: rewards {rewards}, turns {[t.turns for t in group.trajectories]}"))
         for line in rows(group):
             console.print(Text(f"  {line}"))
-    if len(done) < groups or any(trajectory.reward != 1.0 for group in done for trajectory in group.trajectories):
+    if len(done) < groups or not all(trajectory.reward for group in done for trajectory in group.trajectories):
         raise SystemExit(1)
 
 
