@@ -11,6 +11,11 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples in every run, and no verdict about speed: a busy machine must not fail a test.
+settings.register_profile("project", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("project")
 
 pytest_plugins = ["trio_rollout.testing.pytest_leaks", "pytester"]
 
