@@ -52,11 +52,11 @@ class AgentGateway:
     """Where agents reach their sessions (``trio_rollout.abc.Gateway``). Made by ``open_gateway``."""
 
     url: str
-    _tokenizer: Tokenizer
-    _parser: Parser
-    _settings: GatewaySettings
-    _context_length: int | None
-    _new_secret: Callable[[], str]
+    _tokenizer: Tokenizer = attrs.field(alias="tokenizer")
+    _parser: Parser = attrs.field(alias="parser")
+    _settings: GatewaySettings = attrs.field(alias="settings")
+    _context_length: int | None = attrs.field(alias="context_length")
+    _new_secret: Callable[[], str] = attrs.field(alias="new_secret")
     _open: dict[str, GatewaySession] = attrs.field(factory=dict, init=False)
     _opened: int = attrs.field(default=0, init=False)
     _tombstones: Tombstones = attrs.field(init=False)

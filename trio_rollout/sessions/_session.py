@@ -52,12 +52,12 @@ class GatewaySession:
     id: str
     base_url: str
     api_key: str = attrs.field(repr=False)
-    _rollout: Rollout
-    _prompt: Prompt
-    _sampler: Sampler
-    _settings: GatewaySettings
-    _nursery: trio.Nursery
-    _new_id: Callable[[], str]
+    _rollout: Rollout = attrs.field(alias="rollout")
+    _prompt: Prompt = attrs.field(alias="prompt")
+    _sampler: Sampler = attrs.field(alias="sampler")
+    _settings: GatewaySettings = attrs.field(alias="settings")
+    _nursery: trio.Nursery = attrs.field(alias="nursery")
+    _new_id: Callable[[], str] = attrs.field(alias="new_id")
     _closing: bool = attrs.field(default=False, init=False)
     _closed: trio.Event = attrs.field(factory=trio.Event, init=False)
     _started: int = attrs.field(default=0, init=False)
