@@ -263,7 +263,6 @@ async def open_rollout_engine(
     )
     parts = await assemble(source, recipe, ledger, instruments)
     engine = RolloutEngine(parts, recipe.servers.statistics(), _evaluation_limit(settings))
-
     async with open_service(parts.pool.serve, engine._leave):
         yield engine
     parts.fate.check()
