@@ -197,9 +197,7 @@ async def open_gateway(
     """Serve agents over HTTP; give it to ``open_rollout_engine(gateway=...)``.
 
     ``tokenizer``: the model's folder, for its chat template. ``parser`` None: the servers' own parsers.
-
-    Entering blocks until the servers have said which parsers they have. Leaving ends it at once: its sessions must have
-    been left before, and they have, because engines are opened inside of it.
+    Entering blocks until the servers have said which they have. Leaving ends it at once: engines are opened inside of it.
 
     Raises:
       SettingsError: the tokenizer can't be loaded.

@@ -13,6 +13,7 @@ from ..errors import ServerError
 from ._values import Tool
 
 
+@final
 class Call(msgspec.Struct):
     """A call as SGLang's parser gives it."""
 

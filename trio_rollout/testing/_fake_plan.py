@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 import attrs
 import trio
@@ -90,6 +90,7 @@ Action: TypeAlias = Fault | Reply | Run | None
 """What to do with one request; None: answer it properly, at once."""
 
 
+@final
 @attrs.frozen(kw_only=True, eq=False)
 class Seen:
     """A request as the fake server saw it."""
