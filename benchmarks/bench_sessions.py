@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
 
 import click
 import trio
@@ -19,8 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trio_rollout import Prompt, SamplingParams, open_sglang_servers
-from trio_rollout.sessions import open_gateway
-from trio_rollout.sessions._settings import GatewaySettings
+from trio_rollout.sessions import GatewaySettings, open_gateway
 from trio_rollout.tiny import DATA, TinySettings, open_tiny_process
 
 TOKENS = 32
@@ -102,7 +103,7 @@ class Alone:
 
 def processor_seconds(pid: int) -> float:
     """User and system time of a process."""
-    fields = open(f"/proc/{pid}/stat", encoding="utf-8").read().rpartition(")")[2].split()
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -147,9 +148,8 @@ async def through_peer(server: str, turns: int, at_once: int, *, reuse: bool) ->
     port = 18_471 + reuse
     arguments = [sys.executable, "-c", PEER, server, str(DATA), "reuse" if reuse else "fresh", str(port)]
     async with trio.open_nursery() as nursery:
-        peer = await nursery.start(lambda task_status: trio.run_process(
-            arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False, task_status=task_status
-        ))
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False}
+        peer = await nursery.start(partial(trio.run_process, arguments, **quiet))  # type: ignore[arg-type]
         with trio.move_on_after(20):
             while peer.poll() is None:
                 try:
