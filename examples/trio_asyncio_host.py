@@ -25,11 +25,10 @@ STEPS = 2
 
 async def asyncio_main(engine: RolloutEngine) -> None:
     """Asyncio: its own tasks run side by side with the engine's."""
-    async with asyncio.timeout(60):
-        for _ in range(STEPS):
-            batch, _ = await asyncio.gather(trio_asyncio.trio_as_aio(engine.next_batch)(2), asyncio.sleep(0))
-            print(f"step {batch.step}: {len(batch.groups)} groups")
-            await trio_asyncio.trio_as_aio(batch.ack)()
+    for _ in range(STEPS):
+        batch, _ = await asyncio.gather(trio_asyncio.trio_as_aio(engine.next_batch)(2), asyncio.sleep(0))
+        print(f"step {batch.step}: {len(batch.groups)} groups")
+        await trio_asyncio.trio_as_aio(batch.ack)()
 
 
 async def main() -> None:

@@ -116,7 +116,7 @@ async def test_ten_minutes_of_it(autojump_clock, caplog):
         count=100,
         seed=1,
         bridge_settings=BridgeSettings(again=1, grace=5, slow_step=0.001),
-        deadlines=Deadlines(group=100, reward=60),
+        deadlines=Deadlines(group=200, reward=120),
     )
     assert trio.current_time() - begun > 600
     assert set(FAULTS) <= set(done)

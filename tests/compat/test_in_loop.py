@@ -120,7 +120,7 @@ def test_the_host_s_own_ctrl_c_goes_through_attached_code_to_the_host():
                 try:
                     await bridge.call(work)
                 except AsyncioExit as error:
-                    print(error)
+                    seen.append(str(error))
 
         seen = []
         loop = asyncio.new_event_loop()
