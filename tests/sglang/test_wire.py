@@ -1,5 +1,6 @@
 """What an answer becomes, and which errors keep a damaged one from becoming a Turn."""
 
+import base64
 import json
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from trio_rollout import PauseMode, SamplingParams, Stop
 from trio_rollout._core.arrays import id_array
+from trio_rollout._core.segments import segments_of
 from trio_rollout.errors import RequestRejected, ServerBusy, ServerError
 from trio_rollout.sglang import _wire as wire
 from trio_rollout.sglang._naming import Naming
@@ -278,13 +280,40 @@ def test_a_prompt_that_may_change_is_encoded_every_time():
         assert ids_sent(changing) == [5, 2]
 
 
+def test_arrays_that_were_asked_for_are_extras():
+    """Packed ones get a row for every token but the last: 3 of the prompt and 3 of the output make 5."""
+    experts = np.arange(20, dtype="<i4")
+    meta = {
+        "routed_experts": base64.b64encode(experts.tobytes()).decode(),
+        "input_token_logprobs": [[None, 1, None], [-0.5, 2, None], [-0.25, 3, "x"]],
+        "top_p_token_ids": [4, 5, 6],
+        "indexer_topk": None,
+    }
+    turn = decode(answer(meta=meta))
+
+    assert turn.extras["routed_experts"].tolist() == experts.reshape(5, 4).tolist()
+    assert np.array_equal(turn.extras["prompt_log_probs"], [np.nan, -0.5, -0.25], equal_nan=True)
+    assert turn.extras["top_p_token_ids"].tolist() == [4, 5, 6]
+    assert set(turn.extras) == {"routed_experts", "prompt_log_probs", "top_p_token_ids"}
+    assert not any(array.flags.writeable for array in turn.extras.values())
+    assert not set(meta) & set(turn.meta_info)
+    assert set(segments_of([turn])[0].extras) == set(turn.extras)
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [{"routed_experts": "%%"}, {"input_token_logprobs": [1]}, {"top_p_token_ids": ["x"]}, {"routed_experts": "AAA="}],
+)
+def test_an_extra_that_cannot_be_decoded_is_named(meta):
+    with pytest.raises(ServerError, match=next(iter(meta))):
+        decode(answer(meta=meta))
+
+
 META = {
-    "input_token_logprobs": [[None, 1, None], [-0.5, 2, None]],
     "all_log_probs": [[-0.5, 2, None], [-0.25, 3, "x"]],
     "output_top_logprobs": [[[-0.5, 2, None]], None],
     "hidden_states": [[0.5, 1.0], [0.25, 2.0]],
     "numbers": [1, 2.5, None, True, "x", {"y": [1]}],
-    "routed_experts": "AAAA",
     "nothing": [],
     "nested": {"a": [[1, 2]]},
 }

@@ -4,10 +4,12 @@ What lies between two answers (tool output, the next user message) is part of th
 does not continue the row (the context was rewritten) begins a row of its own, so each sampled token is trained once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
 from .enums import Status, Stop
 from .values import Segment, Turn, VersionSpan
@@ -24,6 +26,8 @@ class Row:
     versions: list[VersionSpan]
     length: int = 0
     text: str = ""
+    extras: Mapping[str, npt.NDArray[Any]] = attrs.field(factory=dict)
+    """Those of the last turn: its prompt is everything before."""
 
     @classmethod
     def begin(cls, turn: Turn, *, trained: bool = True) -> "Row":
@@ -40,6 +44,7 @@ class Row:
     def answer(self, turn: Turn, *, trained: bool = True) -> None:
         """Append what was sampled; not ``trained``: as context, because another row trains it."""
         self.text = turn.text
+        self.extras = turn.extras
         if not trained:
             self.context(turn.output_ids)
             return
@@ -68,6 +73,7 @@ class Row:
             log_probs=np.concatenate(self.log_probs),
             versions=tuple(self.versions),
             text=self.text,
+            extras=self.extras,
         )
 
     def _append(self, ids: np.ndarray, mask: np.ndarray, log_probs: np.ndarray) -> None:

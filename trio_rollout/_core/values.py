@@ -96,7 +96,8 @@ class Turn:
 
     ``log_probs`` (R) are the log-probs of ``output_ids`` as the server sampled them: SGLang takes them **after**
     temperature and before top-p and top-k. ``versions`` tile ``[0, R)``; ``weight_version`` is that of the last token.
-    ``queue_s`` and ``latency_s`` are seconds; ``meta_info`` is the server's own record without the arrays.
+    ``queue_s`` and ``latency_s`` are seconds; ``meta_info`` is the server's own record without the arrays. ``extras`` are
+    arrays that the request asked for, over prompt and output: routed experts, prompt log-probs, …
     """
 
     rid: str
@@ -111,6 +112,7 @@ class Turn:
     queue_s: float | None = None
     latency_s: float | None = None
     meta_info: Mapping[str, object] = attrs.field(factory=dict)
+    extras: Mapping[str, npt.NDArray[Any]] = attrs.field(factory=dict, eq=False)
 
     def __attrs_post_init__(self) -> None:
         if len(self.output_ids) != len(self.log_probs):
@@ -123,7 +125,7 @@ class Segment:
 
     ``loss_mask`` is 1 where the model sampled the token and it is to be trained; ``log_probs`` is 0.0 where it is 0.
     ``versions`` are runs of (start, stop, version) over the response; masked tokens belong to no run. ``extras`` are
-    named arrays that ride along: routed experts, top-p ids, prompt log-probs.
+    named arrays that ride along, as the row's last turn had them: routed experts, top-p ids, prompt log-probs.
 
     Raises:
       ValueError: the lengths do not agree.

@@ -14,6 +14,7 @@ from ..._core.values import Turn, VersionSpan
 from ...errors import ServerError
 from ._draft import LOG_PROBS, Draft, decode_draft
 from ._errors import error_of
+from ._extras import take_extras
 from ._request import GenerateRequest
 
 _FINISH: Final = "finish_reason"
@@ -75,9 +76,15 @@ def turn_of(draft: Draft, asked: Asked) -> Turn:
         _check_record(meta, asked, count, stop)
     spans = _spans(meta, count, asked) if count else ()
     prompt_ids = asked.request.prompt_ids
+    if prompt_ids is None:
+        prompt_ids = _prompt_ids(draft, stop, asked)
+    try:
+        extras = take_extras(meta, len(prompt_ids) + count - 1)
+    except ValueError as error:
+        raise ServerError(f"{asked.attempted}: {error}") from error
     return Turn(
         rid=asked.rid,
-        prompt_ids=prompt_ids if prompt_ids is not None else _prompt_ids(draft, stop, asked),
+        prompt_ids=prompt_ids,
         output_ids=_read_only(np.array(ids, np.int32)),
         log_probs=_read_only(np.array(values, np.float32)),
         text=draft.text,
@@ -88,6 +95,7 @@ def turn_of(draft: Draft, asked: Asked) -> Turn:
         queue_s=_number(meta.get("queue_time")),
         latency_s=_number(meta.get("e2e_latency")),
         meta_info=meta,
+        extras=extras,
     )
 
 
