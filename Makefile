@@ -27,9 +27,10 @@ soak: setup
 
 # It takes a third of a second for each file, so it looks at those with something async only, and at several at once.
 # ASYNC114 wants a list of every function used with nursery.start; it only helps in hand-written __aenter__ methods, which
-# we do not write.
+# we do not write. ASYNC910 to 912 demand a checkpoint on every path: a port whose simple version returns at once (no ledger,
+# no reward) and a hot path that must not yield have none by design, and Trio itself fails these rules.
 FLAKE8_ASYNC := git grep -l async -- 'trio_rollout/*.py' 'compat/*.py' 'examples/*.py' \
-	| xargs -P 4 -n 12 $(BIN)/flake8-async --enable ASYNC1,ASYNC2,ASYNC9 --disable ASYNC114
+	| xargs -P 4 -n 12 $(BIN)/flake8-async --enable ASYNC1,ASYNC2,ASYNC9 --disable ASYNC114,ASYNC910,ASYNC911,ASYNC912
 
 # The linters, the types (mypy for the code, pyright for what users import; it finds the package through PATH), and the
 # tests that read the source: layers, sizes, public names, clean text.

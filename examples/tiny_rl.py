@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import httpx
+import httpx  # noqa: ASYNC127  the client users have
 import numpy as np
 import trio
 from learning_curve import print_curve, write_page
@@ -60,7 +60,7 @@ def held_out_prompts() -> IterableSource:
     return IterableSource([task(words, letter, number) for number, (words, letter) in enumerate(pairs)])
 
 
-async def letters_right(trajectory: Trajectory) -> float:
+async def letters_right(trajectory: Trajectory) -> float:  # noqa: ASYNC124  a reward is async, whether it waits or not
     """The share of the answer's letters that are right, each in its place."""
     pairs = zip(trajectory.text, str(trajectory.prompt.label), strict=False)
     return sum(said == wanted for said, wanted in pairs) / ANSWER

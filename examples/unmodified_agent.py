@@ -143,7 +143,7 @@ class UnmodifiedAgent:
             return attrs.evolve(trajectory, metadata={"success": await wrote_the_word(sandbox)})
 
 
-async def success(trajectory: Trajectory) -> float:
+async def success(trajectory: Trajectory) -> float:  # noqa: ASYNC124  a reward is async, whether it waits or not
     """What the sandbox said before it was gone."""
     return float(str(trajectory.metadata["success"]))
 

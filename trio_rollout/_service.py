@@ -94,7 +94,8 @@ async def open_service(
             value: Any = await nursery.start(shielded)
             try:
                 yield value
-            except BaseException as error:  # ruff: ignore[blind-except]  raised again below, outside the nursery, as itself
+            # Raised again below, outside the nursery, as itself.
+            except BaseException as error:  # ruff: ignore[blind-except]  # noqa: ASYNC103
                 body_error = error
             try:
                 with trio.CancelScope(shield=True):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 import attrs
-import httpx
+import httpx  # noqa: ASYNC127  the client users have
 import trio
 from hypercorn.config import Config, Sockets
 from hypercorn.trio import serve
@@ -220,7 +220,7 @@ async def open_gateway(
                 new_secret=new_secret,
             )
 
-            async def listen(*, task_status: trio.TaskStatus[Any]) -> None:
+            async def listen(*, task_status: trio.TaskStatus[Any]) -> None:  # noqa: ASYNC128  serve calls started()
                 await serve(gateway.app, _Listening(settings, bound), task_status=task_status)  # type: ignore[arg-type]
 
             async with open_service(listen, _leave_at_once):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, final
 
 import attrs
-import httpx
+import httpx  # noqa: ASYNC127  the client users have
 import msgspec
 
 from ..abc import InferenceServers

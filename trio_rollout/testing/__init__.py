@@ -51,6 +51,8 @@ from ._simrun import sim_run as sim_run
 from ._simworld import SimWorld as SimWorld
 from ._throw_everywhere import Faults as Faults
 from ._throw_everywhere import throw_everywhere as throw_everywhere
+from ._trouble import Trouble as Trouble
+from ._trouble import disturb as disturb
 
 __all__ = [
     "HANG",
@@ -93,8 +95,10 @@ __all__ = [
     "SimWorld",
     "Sweep",
     "SystemTaskLeft",
+    "Trouble",
     "cancel_everywhere",
     "disk_full_from",
+    "disturb",
     "explore",
     "failing_at",
     "no_leaks",

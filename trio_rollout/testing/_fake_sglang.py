@@ -162,8 +162,8 @@ class FakeSGLang:
             del self._scopes[number]
             self._notify()
             if scope.cancelled_caught:
-                await reset(stream)
-            await trio.aclose_forcefully(stream)
+                await reset(stream)  # noqa: ASYNC102  closes without waiting for anybody
+            await trio.aclose_forcefully(stream)  # noqa: ASYNC102  made for this place
 
     async def _respond(self, stream: trio.abc.Stream, reader: RequestReader, request: HttpRequest, number: int) -> bool:
         try:
@@ -288,7 +288,9 @@ async def open_fake_sglang(
     fake = FakeSGLang(plan, disconnect_s=disconnect_s, drip_s=drip_s)
     fake.version = version
 
-    async def listen(*, task_status: trio.TaskStatus[list[trio.SocketListener]]) -> None:
+    async def listen(  # noqa: ASYNC128  serve_tcp calls started()
+        *, task_status: trio.TaskStatus[list[trio.SocketListener]]
+    ) -> None:
         await trio.serve_tcp(fake.serve, port, host="127.0.0.1", task_status=task_status)
 
     async with open_service(listen, leave_at_once) as listeners:

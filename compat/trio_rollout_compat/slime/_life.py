@@ -4,7 +4,7 @@ import importlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import attrs
 
@@ -122,7 +122,7 @@ async def open_host_engine(args: Arguments, data_source: Any, loop: Any) -> Asyn
         open_rollout_engine(
             HostSource(data_source, args.n_samples_per_prompt),
             Generate(args, plugins, bridge),
-            servers=HostServers(servers),
+            servers=cast("InferenceServers", HostServers(servers)),  # the rest of it is passed on by name
             reward=None if args.group_rm else Reward(plugins, bridge),
             group_reward=GroupReward(plugins, bridge) if args.group_rm else None,
             group_filter=Filter(plugins, bridge, dropped) if args.dynamic_sampling_filter_path else None,
