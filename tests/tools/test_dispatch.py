@@ -181,6 +181,53 @@ async def test_a_handler_that_fails_while_it_is_cancelled_has_failed(autojump_cl
     assert play.events == ["start", Failed(handler_executed=True)]
 
 
+class Nursery(PlayTool):
+    """Works in child tasks, which raise what it is told once they are cancelled or at once."""
+
+    def __init__(self, *errors, at_once):
+        super().__init__(name="nursery")
+        self.errors, self.at_once = errors, at_once
+
+    async def handle(self, _invocation):
+        async with trio.open_nursery() as nursery:
+            for error in self.errors:
+                nursery.start_soon(self._raise, error)
+            await trio.sleep_forever()
+
+    async def _raise(self, error):
+        try:
+            if not self.at_once:
+                await trio.sleep_forever()
+        finally:
+            raise error
+
+
+async def test_an_answer_from_a_handlers_child_task_reaches_the_model(autojump_clock):
+    play = Play(tools=[Nursery(RespondToModel("no such file"), at_once=True)])
+    result = await play.call("nursery")
+
+    assert result.output.model_text() == "no such file"
+    assert play.events == ["start", Failed(handler_executed=True)]
+
+
+@pytest.mark.parametrize("by", ["turn", "ambient"])
+@pytest.mark.parametrize("errors", [1, 2])
+async def test_child_tasks_that_fail_while_they_are_cancelled_make_it_failed(autojump_clock, by, errors):
+    play = Play(tools=[Nursery(*[ToolError(str(n)) for n in range(errors)], at_once=False)])
+    with pytest.raises((ToolError, ExceptionGroup)):  # one comes bare
+        with trio.move_on_after(1 if by == "ambient" else 100):
+            async with trio.open_nursery(strict_exception_groups=True) as nursery:
+
+                @nursery.start_soon
+                async def cancel():
+                    await trio.sleep(1)
+                    play.turn.cancel() if by == "turn" else None
+
+                await play.call("nursery")
+
+    assert play.events == ["start", Failed(handler_executed=True)]
+
+
 async def test_ambient_cancellation_is_one_aborted_and_goes_on(autojump_clock):
     play = Play(hold=["handler"])
     with trio.move_on_after(3) as scope:

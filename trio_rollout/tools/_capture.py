@@ -142,14 +142,13 @@ async def _wait_for_stop(child: Child, plan: CapturePlan, started: float) -> Sto
     return expiration.classify(exited=child.exited() is not None)
 
 
-async def _terminate_gracefully(child: Child, grace: float) -> None:
-    """SIGTERM to the group, up to ``grace`` seconds for its leader, then SIGKILL to whatever is left of the group.
+async def _ask_to_end(child: Child, grace: float) -> None:
+    """SIGTERM to the group, and up to ``grace`` seconds for its leader. The release that follows kills what is left.
 
     The grace is the leader's: once it has gone, its descendants get no further time.
     """
     with trio.move_on_after(grace if child.signal_group(signal.SIGTERM) else 0):
         await child.wait_exited()
-    child.signal_group(signal.SIGKILL)
     await trio.lowlevel.checkpoint()
 
 
@@ -174,7 +173,7 @@ async def capture(spawn: Spawn, command: Command, plan: CapturePlan) -> Captured
     finally:
         with trio.move_on_after(plan.limits.term_grace + plan.limits.teardown, shield=True):
             if stop is None:
-                await _terminate_gracefully(child, plan.limits.term_grace)
+                await _ask_to_end(child, plan.limits.term_grace)
             spare = stop is StopKind.EXITED and plan.leftovers is Leftovers.KEEP
             reaped = await child.release(spare=spare)
         child.close()
@@ -188,7 +187,7 @@ async def _end(child: Child, plan: CapturePlan, stop: StopKind) -> None:
     Before the drain: where escapees are contained, nobody is left then who could hold the output open.
     """
     if stop is StopKind.CANCELLED:
-        await _terminate_gracefully(child, plan.limits.term_grace)
+        await _ask_to_end(child, plan.limits.term_grace)
     with trio.move_on_after(plan.limits.teardown):
         await child.release()
     await trio.lowlevel.checkpoint()

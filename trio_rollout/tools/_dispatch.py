@@ -16,7 +16,7 @@ import attrs
 import trio
 
 from ._gate import ParallelGate
-from ._groups import bare_errors
+from ._groups import bare_errors, errors_of
 from ._tool import (
     Block,
     Continue,
@@ -71,8 +71,13 @@ class _Call:
     began: float
     admitted: float | None = None
     outcome: Outcome | None = None
+    started: bool = False
     handler_executed: bool = False
     handled: ToolOutput | None = None
+
+    def owes_an_end(self, error: BaseException) -> bool:
+        """Whether listeners wait for an end: of what they saw start, or of a call that was cancelled before."""
+        return self.outcome is None and (self.started or errors_of(error) is None)
 
     def failure(self) -> Outcome:
         """The outcome of an error at this point. It describes the handler: what comes after can't undo its end."""
@@ -80,12 +85,11 @@ class _Call:
             return Completed(success=self.handled.success_for_logging)
         return Failed(handler_executed=self.handler_executed)
 
-    def claim(self, outcome: Outcome) -> bool:
-        """Take the outcome, unless there is one. Synchronous: nothing can come between."""
+    def claim(self, outcome: Outcome) -> None:
+        """Take the outcome. From here on nothing can be cancelled (invariant 2), so nobody else comes to take one."""
         if self.outcome is not None:
-            return False
+            raise AssertionError(f"call {self.call.call_id}: {self.outcome} and {outcome} were both claimed")
         self.outcome = outcome
-        return True
 
     def timing(self) -> CallTiming:
         """The times up to now, from one snapshot of the admission."""
@@ -133,8 +137,10 @@ class ToolRuntime:
         state = _Call(call, turn, source, trio.current_time())
         try:
             output = await self._run(state)
-        except trio.Cancelled:
-            await self._settle(state, Aborted())  # noqa: ASYNC102  it shields and bounds itself
+        except (trio.Cancelled, BaseExceptionGroup) as error:  # a group: cancelled, and failed while it was
+            if state.owes_an_end(error):
+                ending = Aborted() if errors_of(error) is None else state.failure()
+                await self._settle(state, ending)  # noqa: ASYNC102  it shields and bounds itself
             raise
         finally:
             timing = state.timing()
@@ -206,7 +212,8 @@ class ToolRuntime:
             text = checked.reason or "PreToolUse hook blocked the tool call"
             return FunctionOutput(text=text, success=False), Blocked()
         state.handler_executed = True
-        output = state.handled = await tool.handle(checked)
+        with bare_errors():
+            output = state.handled = await tool.handle(checked)
         shown = await self._check_after(tool, checked, output)
         return shown, Completed(success=output.success_for_logging)
 
@@ -236,6 +243,7 @@ class ToolRuntime:
 
     async def _tell_start(self, state: _Call) -> None:
         await trio.lowlevel.checkpoint()
+        state.started = True
         event = LifecycleEvent(call=state.call, source=state.source)
         for listener in self._listeners:
             try:
@@ -244,9 +252,8 @@ class ToolRuntime:
                 _log.exception("a listener failed at the start of tool %s", state.call.name)
 
     async def _settle(self, state: _Call, outcome: Outcome) -> None:  # noqa: ASYNC910  as below
-        """Claim the outcome and tell the listeners, unless it was claimed before. Shielded, bounded for each listener."""
-        if not state.claim(outcome):
-            return  # noqa: ASYNC910  nothing may cancel between a claim and the result
+        """Claim the outcome and tell the listeners: shielded, bounded for each."""
+        state.claim(outcome)
         event = LifecycleEvent(call=state.call, source=state.source)
         for listener in self._listeners:
             with trio.move_on_after(self._teardown_timeout, shield=True) as limit:  # noqa: ASYNC912  user code waits

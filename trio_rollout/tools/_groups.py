@@ -12,15 +12,22 @@ def bare_errors() -> Generator[None]:
     try:
         yield
     except BaseExceptionGroup as group:
-        _, errors = group.split(trio.Cancelled)
+        errors = errors_of(group)
         leaves = [] if errors is None else _leaves(errors)
         if len(leaves) == 1:
             raise leaves[0] from leaves[0].__cause__
         raise
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found: list[BaseException] = []
-    for error in group.exceptions:
-        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
-    return found
+def errors_of(error: BaseException) -> BaseException | None:
+    """What is left of it without cancellations; None if it was nothing else."""
+    if isinstance(error, BaseExceptionGroup):
+        _, errors = error.split(trio.Cancelled)
+        return errors
+    return None if isinstance(error, trio.Cancelled) else error
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for inner in error.exceptions for leaf in _leaves(inner)]

@@ -5,7 +5,6 @@ the process dies with its call; afterwards it lives in the nursery of the sessio
 """
 
 import logging
-import math
 from collections.abc import Callable
 
 import trio
@@ -39,8 +38,7 @@ async def live(
         async with trio.open_nursery() as nursery:
             await _settle_in(session, child, nursery)
             task_status.started()
-            # Where the caller was cancelled just now, this task was not taken over and ends at its next checkpoint.
-            if not session.ended and trio.current_effective_deadline() != -math.inf:
+            if not session.ended:
                 store(session)
                 nursery.start_soon(_watch_end, session)
             await session.until(lambda: session.let_go)
@@ -73,7 +71,7 @@ async def _settle_in(session: Session, child: Child, nursery: trio.Nursery) -> N
     nursery.start_soon(_watch_denial, session)
     with trio.move_on_after(session.limits.early_exit):
         await session.until(lambda: session.ended)
-    await trio.lowlevel.checkpoint()
+    await trio.lowlevel.checkpoint()  # the last moment at which a cancelled call takes the process with it
 
 
 async def _read_output(session: Session, child: Child) -> None:
