@@ -1,5 +1,6 @@
 """sim_run repeats a run exactly, and ends every run that would not end by itself."""
 
+import cProfile
 import time
 
 import pytest
@@ -43,7 +44,7 @@ async def spin_shielded() -> None:
 
 async def poll_shielded() -> None:
     with trio.CancelScope(shield=True):
-        while True:  # ruff: ignore[async-busy-wait]  the bug to be found
+        while True:
             await trio.sleep(3600)
 
 
@@ -156,6 +157,12 @@ def test_a_step_that_never_ends_is_found_by_wall_clock_time():
 
     with pytest.raises(SimStalled, match=r"in loop"):
         sim_run(loop, seed=0, stuck_after=0.2)
+
+
+def test_a_run_can_be_profiled():
+    """The stall watch once left the thread looking for an interrupt that never came; cProfile then hung."""
+    profile = cProfile.Profile()
+    assert profile.runcall(sim_run, jumble, 3, seed=0).steps > 9
 
 
 def test_a_system_task_without_an_owner_is_an_error():

@@ -14,6 +14,7 @@ from trio_rollout.tiny import TinySettings, open_tiny
 
 from . import small_world
 from .small_world import digest, faulty, small
+from .troubled_world import troubled
 
 
 def test_the_whole_system_in_one_run():
@@ -27,6 +28,11 @@ def test_the_whole_system_in_one_run():
 
 def test_many_seeds_with_faults_lose_nothing_and_meet_the_interesting_states():
     explore(faulty, range(12)).require("reset", "refused", "silent", "unanswered", "requeued", "partial send")
+
+
+def test_hosts_may_die_lose_power_and_be_cut_off():
+    interesting = ("killed", "power off", "partition", "requeued: server_lost", "requeued: weight_update")
+    explore(troubled, range(5), limit=6 * 3600).require(*interesting)
 
 
 def test_the_same_seed_gives_the_same_digest_in_another_process_with_other_hashes():

@@ -20,10 +20,6 @@ from ._invariants import Invariants as Invariants
 from ._leaks import LeakError as LeakError
 from ._leaks import LeakInstrument as LeakInstrument
 from ._leaks import no_leaks as no_leaks
-from ._memory_net import MemoryConnection as MemoryConnection
-from ._memory_net import MemoryNet as MemoryNet
-from ._memory_net import MemoryStream as MemoryStream
-from ._memory_net import open_memory_net as open_memory_net
 from ._points import Inject as Inject
 from ._points import Point as Point
 from ._points import PointFailure as PointFailure
@@ -70,9 +66,6 @@ __all__ = [
     "LeakError",
     "LeakInstrument",
     "Link",
-    "MemoryConnection",
-    "MemoryNet",
-    "MemoryStream",
     "NetFaults",
     "Plan",
     "Point",
@@ -103,7 +96,6 @@ __all__ = [
     "failing_at",
     "no_leaks",
     "open_fake_sglang",
-    "open_memory_net",
     "open_sim_net",
     "prompts",
     "sim_run",

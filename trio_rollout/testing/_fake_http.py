@@ -5,6 +5,7 @@ import gzip
 import socket
 import struct
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Final, TypeAlias, final
 
@@ -13,7 +14,6 @@ import httptools
 import trio
 
 from ._fake_plan import Fault
-from ._memory_net import MemoryStream
 from ._simconn import SimStream
 
 
@@ -64,8 +64,9 @@ class RequestReader:
 
     async def wait_closed(self) -> None:
         """Wait until the client has closed the connection; what it sends meanwhile is kept."""
-        while data := bytes(await self._stream.receive_some(65536)):
-            self._pending += data
+        with suppress(trio.BrokenResourceError):  # a reset: it is closed, too
+            while data := bytes(await self._stream.receive_some(65536)):
+                self._pending += data
 
     def _feed(self, parser: httptools.HttpRequestParser, data: bytes) -> None:
         try:
@@ -99,7 +100,7 @@ def head_of(status: int, headers: Mapping[str, str], *, version: str = "1.1") ->
 
 async def reset(stream: trio.abc.Stream) -> None:
     """End the connection with a reset where the stream knows one; elsewhere it is just closed."""
-    if isinstance(stream, MemoryStream | SimStream):
+    if isinstance(stream, SimStream):
         stream.reset()
     if isinstance(stream, trio.SocketStream):
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -11,7 +11,7 @@ something that serves a Trio stream. The pool, the parser and the server stay as
 import errno
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeAlias, final
 
@@ -35,6 +35,7 @@ class SimHost:
     url: str
     serve: Handler
     _events: Counter[str]
+    _restarted: Callable[[], object] | None = None
     up: bool = attrs.field(default=True, init=False)
     """Somebody listens. A host that is not up refuses connections; one that is cut off does not answer."""
     cut_off: bool = attrs.field(default=False, init=False)
@@ -66,6 +67,8 @@ class SimHost:
 
     def start(self) -> None:
         """Up again, with no memory of its connections: whoever still sends on one gets a reset."""
+        if self._restarted is not None:
+            self._restarted()
         self.up = True
         for wire in self.wires:
             wire.server_restarted()
@@ -128,9 +131,17 @@ class SimNet:
         """Connections that clients have open. A server may learn later, or never, that its client has closed."""
         return sum(wire.client_open for host in self._hosts.values() for wire in host.wires)
 
-    def add_host(self, url: str, serve: Handler) -> SimHost:
-        """Let ``serve`` answer the connections to this URL."""
-        host = SimHost(parse_url(url).url, serve, self.events)
+    @property
+    def hosts(self) -> Sequence[SimHost]:
+        """All hosts, in the order in which they were added."""
+        return tuple(self._hosts.values())
+
+    def add_host(self, url: str, serve: Handler, *, restarted: Callable[[], object] | None = None) -> SimHost:
+        """Let ``serve`` answer the connections to this URL.
+
+        ``restarted`` is called when its process or machine starts anew: let it forget there what memory it had.
+        """
+        host = SimHost(parse_url(url).url, serve, self.events, restarted)
         self._hosts[host.url] = host
         return host
 
