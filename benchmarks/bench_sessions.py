@@ -143,10 +143,10 @@ async def through_gateway(server: str, turns: int, at_once: int) -> float:
         return (time.process_time() - before) / turns
 
 
-async def through_peer(server: str, turns: int, at_once: int, *, reuse: bool) -> float | None:
+async def through_peer(server: str, turns: int, at_once: int, python: str, *, reuse: bool) -> float | None:
     """A gateway on aiohttp; None if that is not installed."""
     port = 18_471 + reuse
-    arguments = [sys.executable, "-c", PEER, server, str(DATA), "reuse" if reuse else "fresh", str(port)]
+    arguments = [python, "-c", PEER, server, str(DATA), "reuse" if reuse else "fresh", str(port)]
     async with trio.open_nursery() as nursery:
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False}
         peer = await nursery.start(partial(trio.run_process, arguments, **quiet))  # type: ignore[arg-type]
@@ -166,24 +166,25 @@ async def through_peer(server: str, turns: int, at_once: int, *, reuse: bool) ->
     return used / turns
 
 
-async def measure(turns: int, at_once: int) -> list[tuple[str, float | None]]:
+async def measure(turns: int, at_once: int, python: str) -> list[tuple[str, float | None]]:
     """Milliseconds of processor time a turn, each way."""
     async with open_tiny_process(TinySettings(max_running=max(64, at_once))) as tiny:
         return [
             ("servers.generate", await direct(tiny.url, turns, at_once)),
             ("gateway", await through_gateway(tiny.url, turns, at_once)),
-            ("aiohttp, a session a request", await through_peer(tiny.url, turns, at_once, reuse=False)),
-            ("aiohttp, one session", await through_peer(tiny.url, turns, at_once, reuse=True)),
+            ("aiohttp, a session a request", await through_peer(tiny.url, turns, at_once, python, reuse=False)),
+            ("aiohttp, one session", await through_peer(tiny.url, turns, at_once, python, reuse=True)),
         ]
 
 
 @click.command()
 @click.option("--turns", default=1000, show_default=True)
 @click.option("--at-once", default=16, show_default=True)
-def main(turns: int, at_once: int) -> None:
+@click.option("--peer-python", default=sys.executable, help="A Python with aiohttp and this package.")
+def main(turns: int, at_once: int, peer_python: str) -> None:
     """Measure and show."""
     table = Table("way", "CPU ms a turn")
-    for name, seconds in trio.run(measure, turns, at_once):
+    for name, seconds in trio.run(measure, turns, at_once, peer_python):
         table.add_row(name, "not installed" if seconds is None else f"{seconds * 1000:.2f}")
     Console().print(table)
 
