@@ -6,7 +6,10 @@ import pytest
 import trio
 
 from trio_rollout._core.settings import Deadlines
-from trio_rollout.tools import open_rollout_tools
+from trio_rollout._ports import Ports
+from trio_rollout.tools import ExecLimits, RolloutTools, open_rollout_tools
+
+from .fake_child import FakeBackend
 
 
 @pytest.mark.parametrize(
@@ -28,13 +31,24 @@ async def test_a_tool_gets_what_is_allowed_and_left(autojump_clock, asked, allow
         assert tools.budget(asked) == pytest.approx(budget)
 
 
-async def test_a_commands_time_is_cut_to_what_remains_of_the_rollout():
-    """F037: it ends as an observation before the rollout's own deadline would cancel it."""
-    with trio.move_on_after(0.5) as rollout:
-        async with open_rollout_tools(deadline=rollout.deadline, deadlines=Deadlines(tool=300)) as tools:
-            result = await tools.run_captured(["sleep", "60"], timeout=60)
+async def test_a_commands_time_is_cut_to_what_remains_of_the_rollout(autojump_clock):
+    """F037: it ends as an observation before the rollout's own deadline would cancel it, however slow its start was."""
+    backend = FakeBackend()
+    backend.hold = trio.Event()
+    began = trio.current_time()
+    with trio.move_on_after(5) as rollout:
+        tools = RolloutTools(backend, Deadlines(tool=300), rollout.deadline, ExecLimits(), None, Ports())
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def start_slowly():
+                await trio.sleep(2)
+                backend.hold.set()
+
+            result = await tools.run_captured(["play"], timeout=60)
 
     assert result.timed_out
+    assert trio.current_time() - began == pytest.approx(4.5, abs=0.01)
     assert not rollout.cancelled_caught
 
 

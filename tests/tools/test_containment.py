@@ -57,13 +57,13 @@ async def test_an_escapee_by_setsid_dies_with_the_command_that_had_it(processes)
 
 
 async def test_an_escapee_that_holds_the_output_does_not_delay_a_timeout():
-    async with open_rollout_tools() as tools:
+    async with open_rollout_tools(limits=ExecLimits(io_drain=60)) as tools:
         started = time.monotonic()
         result = await tools.run_captured(sh("setsid sleep 600 & exec sleep 600"), timeout=0.2)
 
     assert result.timed_out
     assert result.stdout_complete
-    assert time.monotonic() - started < 1.9, "the drain of 2 s was not needed"
+    assert time.monotonic() - started < 30, "the drain was not needed"
 
 
 async def test_an_unbound_command_may_leave_an_escapee_and_its_docstring_says_so(processes, tmp_path):

@@ -79,6 +79,19 @@ async def test_a_timeout_kills_at_once_and_a_cancellation_asks_first(autojump_cl
     assert backend.children[1].signals[:2] == [signal.SIGTERM, signal.SIGKILL]
 
 
+async def test_both_streams_share_one_drain_and_keep_what_they_had(autojump_clock, backend):
+    async def act(child):
+        child.say(b"kept")
+        await trio.sleep(1)
+        child.exit(0, close=False)
+
+    began = trio.current_time()
+    result = await run(backend, act)
+
+    assert trio.current_time() - began == pytest.approx(1 + 2, abs=0.01)
+    assert (result.stdout, result.stdout_complete, result.stderr_complete) == (b"kept", False, False)
+
+
 async def test_what_does_not_die_is_reported_and_the_call_returns(autojump_clock, backend):
     """F088: an unkillable process is a record, not a hang."""
 
