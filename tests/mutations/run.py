@@ -27,7 +27,9 @@ def tests_of(patch: Path) -> list[str]:
 
 def copy_of_the_project(to: Path) -> None:
     """Copy what git tracks or would track, as it is in the work tree."""
-    listing = subprocess.run(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True).stdout
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
+    ).stdout
     for name in filter(None, listing.decode().split("\0")):
         if (ROOT / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +71,9 @@ def main(names: tuple[str, ...], jobs: int) -> None:
     patches = [patch for patch in sorted(HERE.glob("*.patch")) if not names or patch.stem in names]
     with ThreadPoolExecutor(jobs) as pool:
         for patch, problem in zip(patches, outcomes := list(pool.map(survives, patches)), strict=True):
-            click.echo(f"{'caught' if problem is None else 'MISSED'}  {patch.stem}" + (f": {problem}" if problem else ""))
+            click.echo(
+                f"{'caught' if problem is None else 'MISSED'}  {patch.stem}" + (f": {problem}" if problem else "")
+            )
     missed = sum(problem is not None for problem in outcomes)
     click.echo(f"{len(patches) - missed} of {len(patches)} mutations were caught")
     sys.exit(1 if missed or not patches else 0)

@@ -51,12 +51,7 @@ async def small(world: SimWorld, *, faults: NetFaults = NetFaults()) -> EngineSt
         ) as engine:
             async for batch in engine.batches(2):
                 got += [group.prompt.id for group in batch.groups]
-                try:
-                    async with engine.weight_update(version=batch.step + 1):
-                        for fake in fakes.values():
-                            fake.version = str(batch.step + 1)
-                except ServerError:
-                    world.sometimes("a server could not be paused or named the old version")
+                await update(engine, fakes, world, batch.step + 1)
                 await batch.ack()
         world.sometimes("requeued", sum(engine.statistics().requeues.values()))
     if sorted(got) != sorted(prompt.id for prompt in prompts(COUNT)):
@@ -64,6 +59,16 @@ async def small(world: SimWorld, *, faults: NetFaults = NetFaults()) -> EngineSt
     if left := world.net.connections:
         raise AssertionError(f"{left} connections are still open")
     return engine.statistics()
+
+
+async def update(engine, fakes, world: SimWorld, version: int) -> None:
+    """Give every server new weights; a window that fails is one of the things that happen."""
+    try:
+        async with engine.weight_update(version=version):
+            for fake in fakes.values():
+                fake.version = str(version)
+    except ServerError:
+        world.sometimes("a server could not be paused or named the old version")
 
 
 def digest(seed: int) -> str:

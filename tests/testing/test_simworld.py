@@ -9,7 +9,6 @@ import trio
 
 from trio_rollout import SamplingParams, Turn
 from trio_rollout.testing import Arm, InvariantBroken, Point, SimWorld, cancel_everywhere, explore
-
 from trio_rollout.tiny import TinySettings, open_tiny
 
 from . import small_world

@@ -50,10 +50,15 @@ def slow(world: SimWorld, nursery: trio.Nursery) -> FakeSGLang:
     return FakeSGLang(plan)
 
 
-def restart(fake: FakeSGLang) -> None:
-    """A new process: no requests, no pause, the weights it was started with."""
+def restart(fake: FakeSGLang, *, forgets: bool) -> None:
+    """A new process: no requests, no pause. If it ``forgets``, the weights are those it was first started with.
+
+    Not every server may forget: with none at the current version nothing can run until the trainer updates the weights,
+    which it does between batches only.
+    """
     fake.kill()
-    fake.version = "default"
+    if forgets:
+        fake.version = "default"
 
 
 async def update(engine: RolloutEngine, fakes: list[FakeSGLang]) -> bool:
@@ -74,8 +79,8 @@ async def troubled(world: SimWorld) -> None:
     got: list[str] = []
     async with trio.open_nursery() as nursery:
         fakes = {f"http://s{number}:1": slow(world, nursery) for number in range(3)}
-        for url, fake in fakes.items():
-            world.net.add_host(url, fake.serve, restarted=partial(restart, fake))
+        for number, (url, fake) in enumerate(fakes.items()):
+            world.net.add_host(url, fake.serve, restarted=partial(restart, fake, forgets=number == 0))
         async with world.open_servers(fakes) as servers:
             nursery.start_soon(partial(disturb, world.net, rng=world.rng, every=(5, 30), outage=(1, 30)))
             async with world.open_engine(
