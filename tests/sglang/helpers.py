@@ -1,5 +1,6 @@
 """What the tests of the client share: a client of a few fake servers, in memory or over sockets."""
 
+import random
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -7,12 +8,14 @@ import attrs
 
 from trio_rollout import Ports, SamplingParams
 from trio_rollout.sglang import ServerSettings, SGLangServers, open_sglang_servers
-from trio_rollout.testing import FakeSGLang, MemoryNet, Plan, open_fake_sglang, open_memory_net
+from trio_rollout.testing import FakeSGLang, Link, Plan, SimHost, SimNet, open_fake_sglang, open_sim_net
 
 FIVE = SamplingParams(max_new_tokens=5)
 PROMPT = [1, 2, 3]
 EXPECTED = [6, 7, 8, 9, 10]
 """What the fake says to PROMPT under FIVE."""
+PROMPT_LINK = Link(latency=(0.0, 0.0), split=0.0)
+"""A network that takes no time, so that tests can say when things happen."""
 SETTINGS = ServerSettings(vocab_size=1000)
 
 
@@ -22,11 +25,15 @@ class World:
 
     fakes: list[FakeSGLang]
     servers: SGLangServers
-    net: MemoryNet
+    net: SimNet
 
     @property
     def fake(self) -> FakeSGLang:
         return self.fakes[0]
+
+    def host(self, fake: FakeSGLang | None = None) -> SimHost:
+        """Where a fake server (by default the first) lives."""
+        return self.net.host((fake or self.fake).url)
 
 
 @asynccontextmanager
@@ -36,7 +43,7 @@ async def memory_world(
     """One fake server for each plan (one without a plan if there is none), and a client; all in virtual time."""
     fakes = [FakeSGLang(plan, url=f"http://fake{number}:1") for number, plan in enumerate(plans or ((),))]
     async with (
-        open_memory_net({fake.url: fake.serve for fake in fakes}) as net,
+        open_sim_net({fake.url: fake.serve for fake in fakes}, rng=random.Random(0), link=PROMPT_LINK) as net,
         open_sglang_servers(
             [fake.url for fake in fakes], settings=settings, connect=net.connect, ports=ports
         ) as servers,

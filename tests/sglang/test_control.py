@@ -5,7 +5,7 @@ import trio
 
 from trio_rollout import Deadlines, PauseMode, SamplingParams, Stop
 from trio_rollout.errors import ServerError
-from trio_rollout.testing import Fault, Reply, Run
+from trio_rollout.testing import Fault, Link, Reply, Run
 
 from .helpers import EXPECTED, FIVE, PROMPT, memory_world
 
@@ -55,7 +55,7 @@ async def test_f058_nothing_is_sent_into_a_paused_server(autojump_clock):
 
 async def test_f058_a_request_that_is_connecting_when_the_pause_begins_is_not_sent(autojump_clock):
     async with memory_world() as run, trio.open_nursery() as nursery:
-        run.net.latency = lambda: 1.0
+        run.net.link = Link(latency=(0.5, 0.5))
         nursery.start_soon(run.servers.generate, PROMPT, FIVE)
         await trio.sleep(0.5)
         await run.servers.pause(PauseMode.RETRACT)
@@ -122,8 +122,7 @@ async def test_a_server_that_cannot_be_resumed_is_named_and_tried_again_for_good
 async def test_a_server_that_died_while_paused_is_no_failure_to_resume(autojump_clock):
     async with memory_world((), ()) as run:
         await run.servers.pause(PauseMode.RETRACT)
-        del run.net.hosts[run.fake.url]
-        run.fake.kill()
+        run.host().kill()
         await run.servers.resume()
         assert [server.usable for server in run.servers.statistics().servers] == [False, True]
 
@@ -179,13 +178,12 @@ async def test_a_restarted_server_with_old_weights_gets_no_work_until_it_has_the
             fake.version = "3"
         await run.servers.versions()
         run.servers.require_version(3)
-        handler = run.net.hosts.pop(run.fake.url)
-        run.fake.kill()
+        run.host().kill()
         await trio.sleep(10)
         await run.servers.generate(PROMPT, FIVE, affinity="x")
         await run.servers.generate(PROMPT, FIVE)
         run.fake.version = "default"
-        run.net.hosts[run.fake.url] = handler
+        run.host().start()
         await trio.sleep(10)
         for _ in range(4):
             await run.servers.generate(PROMPT, FIVE)

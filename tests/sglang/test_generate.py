@@ -215,7 +215,7 @@ async def test_a_session_stays_on_its_server_while_that_is_usable(autojump_clock
             await run.servers.generate(PROMPT, FIVE, affinity=key)
         assert sorted(len(fake.generates) for fake in run.fakes) == [2, 4]
         home = max(run.fakes, key=lambda fake: len(fake.generates))
-        del run.net.hosts[home.url]
+        run.host(home).up = False
         await trio.sleep(10)  # its idle connections grow old
         other = next(fake for fake in run.fakes if fake is not home)
         before = len(other.generates)
@@ -234,7 +234,7 @@ async def test_session_keys_are_forgotten_oldest_first(autojump_clock):
 
 async def test_a_refused_connection_was_never_sent_and_goes_elsewhere(autojump_clock):
     async with memory_world((), ()) as run:
-        del run.net.hosts[run.fakes[0].url]
+        run.host().up = False
         await trio.sleep(10)
         for _ in range(5):
             await run.servers.generate(PROMPT, FIVE)
@@ -245,13 +245,13 @@ async def test_a_refused_connection_was_never_sent_and_goes_elsewhere(autojump_c
 async def test_a_lost_server_comes_back_by_the_probe(autojump_clock):
     """Callers wait while no server is usable, and go on as soon as one answers /ready."""
     async with memory_world() as run:
-        handler = run.net.hosts.pop(run.fake.url)
+        run.host().up = False
         await trio.sleep(10)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run.servers.generate, PROMPT, FIVE)
             await trio.sleep(20)
             assert not run.servers.statistics().servers[0].usable
-            run.net.hosts[run.fake.url] = handler
+            run.host().start()
         assert 30 <= trio.current_time() < 33
         assert len(run.fake.generates) == 1
 
@@ -271,8 +271,7 @@ async def test_f048_a_server_that_dies_is_lost_and_so_is_what_it_had(autojump_cl
             for _ in range(3):
                 nursery.start_soon(lose)
             await dying.until(lambda: dying.in_flight == 3)
-            del run.net.hosts[dying.url]
-            dying.kill()
+            run.host(dying).kill()
         began = trio.current_time()
         turn = await run.servers.generate(PROMPT, FIVE, affinity="x")
         assert len(failures) == 3
@@ -299,7 +298,7 @@ async def test_too_many_open_files_is_our_fault_and_loses_no_server(autojump_clo
 
 async def test_a_connect_without_an_answer_loses_the_server(autojump_clock):
     async with memory_world((), settings=ServerSettings(vocab_size=1000, connect=5, probe=1000)) as run:
-        run.net.latency = lambda: 1000.0
+        run.host().partition()
         with trio.move_on_after(30) as scope:
             await run.servers.generate(PROMPT, FIVE)
         assert scope.cancelled_caught
@@ -325,7 +324,7 @@ async def test_a_large_answer_comes_whole_over_a_real_socket():
 
 async def test_without_servers_in_sight_generate_waits_for_its_deadline(autojump_clock):
     async with memory_world() as run:
-        run.net.hosts.clear()
+        run.host().kill()
         await trio.sleep(10)
         with trio.move_on_after(50) as scope:
             await run.servers.generate(PROMPT, FIVE)

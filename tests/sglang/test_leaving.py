@@ -130,8 +130,7 @@ async def test_a_server_that_dies_during_the_wrap_up_leaves_no_orphan(autojump_c
         async with trio.open_nursery() as nursery:
             nursery.start_soon(cancelled_after, run)
             await run.fake.until(lambda: run.fake.aborts)
-            del run.net.hosts[run.fake.url]
-            run.fake.kill()
+            run.host().kill()
         assert trio.current_time() < 2
         assert run.servers.statistics().orphans == 0
         assert not run.servers.statistics().servers[0].usable
@@ -210,7 +209,7 @@ async def test_an_answer_in_the_socket_beats_a_deadline_that_passed_in_a_stall()
 
 async def test_cancelled_while_connecting_nothing_was_sent_and_nothing_stays(autojump_clock):
     async with memory_world() as run:
-        run.net.latency = lambda: 100.0
+        run.host().partition()
         with trio.move_on_after(1):
             await run.servers.generate(PROMPT, FIVE)
         assert run.fake.generates == []
@@ -225,7 +224,7 @@ async def test_cancelled_while_sending_there_is_no_abort(autojump_clock):
         async def deaf(stream) -> None:
             await trio.sleep_forever()
 
-        run.net.hosts[run.fake.url] = deaf
+        run.net.add_host(run.fake.url, deaf)
         with trio.move_on_after(1):
             await run.servers.generate([7] * 300_000, FIVE)
         assert trio.current_time() < 1.1

@@ -1,6 +1,7 @@
 """Meeting the servers: URLs, who answers, routers, tokenizers, vocabularies, settings."""
 
 import json
+import random
 import socket
 import ssl
 from contextlib import asynccontextmanager
@@ -14,9 +15,9 @@ from trio_rollout import Prompt, SamplingParams
 from trio_rollout.errors import RequestRejected, ServerError, SettingsError
 from trio_rollout.sglang import ServerSettings, open_sglang_servers
 from trio_rollout.sglang._http import parse_url
-from trio_rollout.testing import FakeSGLang, Fault, Reply, Run, open_fake_sglang, open_memory_net
+from trio_rollout.testing import FakeSGLang, Fault, Reply, Run, open_fake_sglang, open_sim_net
 
-from .helpers import EXPECTED, FIVE, PROMPT, SETTINGS, memory_world, socket_world
+from .helpers import EXPECTED, FIVE, PROMPT, PROMPT_LINK, SETTINGS, memory_world, socket_world
 
 
 async def opened(*urls, **options):
@@ -67,7 +68,7 @@ async def test_something_else_at_the_url_is_named_with_what_it_said(action, word
 
 async def test_a_server_that_does_not_answer_is_named_after_the_control_budget(autojump_clock):
     fake = FakeSGLang({"/model_info": [Fault.HANG]})
-    async with open_memory_net({"http://fake:1": fake.serve}) as net:
+    async with open_sim_net({"http://fake:1": fake.serve}, rng=random.Random(0), link=PROMPT_LINK) as net:
         with pytest.raises(ServerError, match="http://fake:1: no answer within 7 s"):
             await opened("http://fake:1", connect=net.connect, settings=ServerSettings(vocab_size=9, control=7))
         assert trio.current_time() == 7
@@ -187,7 +188,7 @@ async def test_ipv6():
 async def test_a_prefix_stands_before_every_route(autojump_clock):
     fake = FakeSGLang(prefix="/base")
     async with (
-        open_memory_net({"http://fake:1/base": fake.serve}) as net,
+        open_sim_net({"http://fake:1/base": fake.serve}, rng=random.Random(0), link=PROMPT_LINK) as net,
         open_sglang_servers(["http://fake:1/base/"], connect=net.connect, settings=SETTINGS) as servers,
     ):
         assert (await servers.generate(PROMPT, FIVE)).output_ids.tolist() == EXPECTED
@@ -341,7 +342,7 @@ async def test_https_does_what_http_does():
             await fake.until(lambda: fake.in_flight == 1)
             nursery.cancel_scope.cancel()
         assert fake.in_flight == 0
-        assert len(fake.aborts) == 1
+        assert set(fake.aborts) == {fake.generates[-1]}  # more than one if the handshake took half a second
         assert fake.accepted == 3  # control, generate, abort
 
 

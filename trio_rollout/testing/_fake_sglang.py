@@ -26,7 +26,6 @@ from ._fake_http import HttpRequest, NotHttp, RequestReader, reset, send_answer
 from ._fake_plan import Action, Fault, Plan, Reply, Run, Seen, action_of
 from ._fake_running import Running
 from ._fake_stream import EventStream
-from ._memory_net import leave_at_once
 
 _DEFAULT_TOKENS = 128
 
@@ -36,8 +35,8 @@ _DEFAULT_TOKENS = 128
 class FakeSGLang:
     """One fake server. ``serve`` answers one connection, over any Trio stream; ``open_fake_sglang`` listens on a port.
 
-    ``plan`` may be replaced at any time. ``disconnect_s``: how long a request runs on after its socket was closed.
-    ``drip_s``: the pause between two bytes of ``Fault.DRIP``. ``version`` is what it calls its weights.
+    ``plan`` may be replaced at any time. ``disconnect_s``: how long a request runs on after its socket was closed;
+    ``drip_s``: the pause between two bytes of ``Fault.DRIP``.
     """
 
     plan: Plan = ()
@@ -280,6 +279,10 @@ class FakeSGLang:
         scope.cancel()
 
 
+async def _leave_at_once(_listeners: object, _error: BaseException | None) -> None:
+    await trio.lowlevel.checkpoint()
+
+
 @asynccontextmanager
 async def open_fake_sglang(
     plan: Plan = (), *, version: str = "default", disconnect_s: float = 3.0, drip_s: float = 0.01, port: int = 0
@@ -293,6 +296,6 @@ async def open_fake_sglang(
     ) -> None:
         await trio.serve_tcp(fake.serve, port, host="127.0.0.1", task_status=task_status)
 
-    async with open_service(listen, leave_at_once) as listeners:
+    async with open_service(listen, _leave_at_once) as listeners:
         fake.url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
         yield fake
