@@ -19,7 +19,14 @@ PROGRAMS = {
 def test_the_example_trains_it(agent):
     if not PROGRAMS[agent].exists():
         pytest.skip(f"{agent} is not installed")
-    command = [sys.executable, ROOT / "examples" / "unmodified_agent.py", "--agent", agent, "--program", PROGRAMS[agent]]
+    command = [
+        sys.executable,
+        ROOT / "examples" / "unmodified_agent.py",
+        "--agent",
+        agent,
+        "--program",
+        PROGRAMS[agent],
+    ]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
 
