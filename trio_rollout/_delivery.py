@@ -43,8 +43,9 @@ class Delivery:
     _last_acked: int = attrs.field(default=-1, init=False)
     _turn: trio.StrictFIFOLock = attrs.field(factory=trio.StrictFIFOLock, init=False)
 
-    def remember(self, seen: Iterable[Entry], fresh: Iterable[Entry]) -> None:
-        """Take over groups that a ledger remembers: those that had been delivered before, then those that had not."""
+    def remember(self, seen: Iterable[Entry], fresh: Iterable[Entry], *, acked_step: int | None) -> None:
+        """Take over what a ledger remembers: groups that had been delivered before, those that had not, the last ack."""
+        self._last_acked = -1 if acked_step is None else acked_step
         seen = list(seen)
         self._seen.update(seen)
         self.ready.add([*seen, *fresh])

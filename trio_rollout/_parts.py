@@ -121,7 +121,8 @@ def _remember(parts: Parts, past: Recovered) -> None:
         for item in past.unfinished
     ])
     handed_out = [book.enter(_ready_entry(group)) for _, groups in past.delivered for group in groups]
-    parts.delivery.remember(handed_out, [book.enter(_ready_entry(group)) for group in past.ready])
+    fresh = [book.enter(_ready_entry(group)) for group in past.ready]
+    parts.delivery.remember(handed_out, fresh, acked_step=past.acked_step)
     parts.delivery.next_step = past.next_step
 
 

@@ -17,6 +17,7 @@ from ._core.admission import Load, pullable, startable
 from ._core.book import Book, Entry
 from ._core.enums import Cause
 from ._core.events import Filtered, Pulled, Quarantined, Ready, Requeued
+from ._core.failures import failure_of
 from ._core.lifecycle import Event, State
 from ._core.retry import Again, FailureBudget, after_failure
 from ._core.values import Prompt, QuarantineReport
@@ -31,7 +32,7 @@ from ._record import Record
 from ._signal import StateChange
 from ._slots import SlotLease, Slots
 from .abc import Source
-from .errors import LedgerError, RolloutError, SourceError
+from .errors import DataRefused, LedgerError, RolloutError, SourceError
 
 _AHEAD = 4
 """A quarter of what can run is pulled ahead: while a ledger writes a pull down, slots that become free do not wait for it."""
@@ -149,7 +150,12 @@ class Pool:
         """Record the outcome, then show it. Returns seconds until a requeued group may start; None for all others."""
         match outcome:
             case Finished(group=group):
-                await self.record.write(Ready(group=group))
+                try:
+                    await self.record.write(Ready(group=group))
+                except DataRefused as error:  # user code put something into it that no other try would leave out
+                    failure = failure_of(error, group=entry.id, attempt=attempt.number)
+                    await self._give_up(entry, Unfinished(Cause.ERROR, failure, hopeless=True))
+                    return None
                 self.budget.group_ready()
                 await self.ready.put(entry, group)
                 self.instruments.emit("group.ready", id=entry.id, attempt=attempt.number, group=group)

@@ -7,7 +7,7 @@ import attrs
 from ._core.events import Event
 from ._fate import Fate
 from .abc import Ledger
-from .errors import LedgerError
+from .errors import DataRefused, LedgerError
 
 
 @final
@@ -24,12 +24,15 @@ class Record:
         Blocks until they are on disk. Cancelled before the write was accepted, nothing is written; later it waits.
 
         Raises:
+          DataRefused: an event holds data that can't be stored; the ledger goes on.
           LedgerError: the write failed; the engine fails with it.
         """
         if self.ledger is None:
             return
         try:
             await self.ledger.record(events)
+        except DataRefused:
+            raise
         except LedgerError as error:
             self.fate.fail(error)
             raise

@@ -183,3 +183,27 @@ async def test_other_samples_per_prompt_are_refused_before_anything_is_pulled():
         async with runs.open(source=source, samples_per_prompt=4):
             raise AssertionError("opened")
     assert len(await source.take(8)) == 8
+
+
+async def test_a_restore_before_the_last_ack_is_refused_after_a_restart_too():
+    runs = Runs()
+    async with runs.open() as w:
+        for _ in range(2):
+            await (await w.engine.next_batch(2)).ack()
+    async with runs.open() as w:
+        with pytest.raises(RolloutError, match="acked"):
+            await w.engine.restore(0)
+
+
+async def test_a_group_that_cannot_be_stored_is_quarantined_and_the_run_goes_on():
+    """User code put a lock into one trajectory's metadata: that group is named, the others are delivered."""
+
+    async def generate(prompt, rollout):
+        made = rollout.finish([await rollout.generate(rollout.input)])
+        return attrs.evolve(made, metadata={"lock": trio.Lock()}) if prompt.id == "p3" else made
+
+    async with Runs().open(generate=generate) as w:
+        assert len(await take_all(w.engine)) == 7
+        (report,) = w.engine.quarantined()
+    assert report.id.prompt == "p3"
+    assert "lock" in report.error.message

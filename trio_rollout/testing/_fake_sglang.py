@@ -15,7 +15,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import final
+from typing import Any, final
 
 import attrs
 import trio
@@ -291,9 +291,7 @@ async def open_fake_sglang(
     fake = FakeSGLang(plan, disconnect_s=disconnect_s, drip_s=drip_s)
     fake.version = version
 
-    async def listen(  # noqa: ASYNC128  serve_tcp calls started()
-        *, task_status: trio.TaskStatus[list[trio.SocketListener]]
-    ) -> None:
+    async def listen(*, task_status: trio.TaskStatus[Any]) -> None:  # noqa: ASYNC128  serve_tcp calls started()
         await trio.serve_tcp(fake.serve, port, host="127.0.0.1", task_status=task_status)
 
     async with open_service(listen, _leave_at_once) as listeners:
