@@ -1,11 +1,13 @@
 """Pause, resume, versions, flush, abort until idle, health: what is sent, what is bounded, who is named."""
 
+from contextlib import suppress
+
 import pytest
 import trio
 
 from trio_rollout import Deadlines, PauseMode, SamplingParams, Stop
 from trio_rollout.errors import ServerError
-from trio_rollout.testing import Fault, Link, Reply, Run
+from trio_rollout.testing import Fault, Link, Reply, Run, cancel_everywhere
 
 from .helpers import EXPECTED, FIVE, PROMPT, memory_world
 
@@ -135,6 +137,36 @@ async def test_a_resume_that_was_cancelled_is_finished_by_the_probe(autojump_clo
         await trio.sleep(40)
         assert not run.fake.paused
         assert run.servers.statistics().servers[0].usable
+
+
+@pytest.mark.parametrize(
+    "plan", [(), {"/pause_generation": [Reply(status=500)]}, {"/continue_generation": [Fault.HANG]}]
+)
+@pytest.mark.parametrize("cancelled", ["pause", "resume"])
+def test_cancelled_at_any_step_of_a_window_every_server_is_resumed(plan, cancelled):
+    """The pause or the resume is cancelled before any of its steps; afterwards one resume, or the probe, gets them all going."""
+
+    async def scenario(arm):
+        async with memory_world(plan, ()) as run:
+            with trio.CancelScope() as scope:
+                if cancelled == "pause":
+                    arm(scope)
+                with suppress(ServerError):
+                    await run.servers.pause(PauseMode.RETRACT)
+            with trio.CancelScope() as scope:
+                if cancelled == "resume":
+                    arm(scope)
+                with suppress(ServerError):
+                    await run.servers.resume()
+            await trio.sleep(60)
+            turns = [await run.servers.generate(PROMPT, FIVE) for _ in range(2)]
+            return [fake.paused for fake in run.fakes], [len(fake.generates) for fake in run.fakes], len(turns)
+
+    def check(state, _point):
+        assert state == ([False, False], [1, 1], 2)
+
+    sweep = cancel_everywhere(scenario, check)
+    assert not sweep.failures, sweep
 
 
 # --- versions

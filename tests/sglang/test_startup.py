@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from trio_rollout import Prompt, SamplingParams
+from trio_rollout import Prompt, SamplingParams, Stop
 from trio_rollout.errors import RequestRejected, ServerError, SettingsError
 from trio_rollout.sglang import ServerSettings, open_sglang_servers
 from trio_rollout.sglang._http import parse_url
@@ -203,7 +203,8 @@ async def test_an_api_key_goes_with_every_call_and_into_no_repr():
             await servers.generate(PROMPT, FIVE)
             await servers.health()
         headers = [seen.headers.get("authorization") for seen in fake.seen]
-    assert headers == ["Bearer s3cret"] * 3
+    assert set(headers) == {"Bearer s3cret"}
+    assert len(headers) >= 3
     assert "s3cret" not in repr(settings)
 
 
@@ -282,6 +283,72 @@ async def test_an_unknown_vocabulary_is_one_warning(tmp_path, content, caplog):
         for _ in range(3):
             await run.servers.generate([10**6], FIVE)
     assert caplog.text.count("vocabulary's size is unknown") == 1
+
+
+# --- the context's length
+
+
+async def test_f033_no_more_is_asked_for_than_fits_behind_the_prompt():
+    """Limit 100: a prompt of 98 gets two tokens, one of 100 is never sent."""
+    async with socket_world({"/server_info": [Reply(body={"context_length": 100, "max_req_input_len": 500})]}) as run:
+        turn = await run.servers.generate([1] * 98, FIVE)
+        assert run.fake.seen[-1].body["sampling_params"]["max_new_tokens"] == 2
+        assert (len(turn.output_ids), turn.stop) == (2, Stop.LENGTH)
+        await run.servers.generate([1] * 95, FIVE)
+        assert run.fake.seen[-1].body["sampling_params"]["max_new_tokens"] == 5
+        with pytest.raises(RequestRejected, match=r"100 tokens leave no room.*100"):
+            await run.servers.generate([1] * 100, FIVE)
+        assert len(run.fake.generates) == 2
+
+
+@pytest.mark.parametrize(
+    ("info", "limit"),
+    [
+        (Reply(body={"context_length": None, "max_req_input_len": 94}), 100),
+        (Reply(body={"context_length": 100}), 100),
+        (Reply(body={"context_length": 900, "max_req_input_len": 94}), 100),
+        (Reply(body={"context_length": True}), None),
+        (Reply(status=404), None),
+        (Fault.CLOSE, None),
+    ],
+)
+async def test_the_contexts_length_is_what_the_server_says_of_itself(info, limit):
+    async with socket_world({"/server_info": [info] * 2, "/get_server_info": [info]}) as run:
+        assert run.servers._fleet.requests.context_length == limit
+
+
+async def test_the_contexts_length_in_the_settings_wins():
+    settings = ServerSettings(vocab_size=1000, context_length=50)
+    async with socket_world({"/server_info": [Reply(body={"context_length": 100})]}, settings=settings) as run:
+        assert run.servers._fleet.requests.context_length == 50
+
+
+# --- servers that are paused already
+
+
+async def test_a_server_that_is_paused_at_the_start_gets_no_work_until_its_owner_resumes_it(autojump_clock, caplog):
+    async with memory_world((), lambda seen: None) as run:
+        run.fakes[1].pause("retract")
+        async with open_sglang_servers(
+            [fake.url for fake in run.fakes], settings=SETTINGS, connect=run.net.connect
+        ) as late:
+            for _ in range(4):
+                await late.generate(PROMPT, FIVE)
+            assert run.fakes[1].generates == []
+            assert run.fakes[1].url in caplog.text
+            assert not any(seen.path == "/continue_generation" for seen in run.fakes[1].seen)
+            run.fakes[1].resume()
+            await trio.sleep(5)
+            assert all(server.usable for server in late.statistics().servers)
+
+
+async def test_a_server_that_is_paused_at_the_start_is_resumed_if_the_settings_say_so(autojump_clock):
+    settings = ServerSettings(vocab_size=1000, resume_at_start=True)
+    async with memory_world() as run:
+        run.fake.pause("abort")
+        async with open_sglang_servers([run.fake.url], settings=settings, connect=run.net.connect) as late:
+            await late.generate(PROMPT, FIVE)
+        assert not run.fake.paused
 
 
 # --- settings

@@ -1,6 +1,6 @@
 """One control call through httpx, with its failures in this package's words; and the same call to many servers at once."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import attrs
@@ -9,7 +9,20 @@ import trio
 
 from ..errors import ServerError, ServerLost
 from ._server import Server
-from ._wire import LOADS, MODEL_INFO, ModelInfo, decode_load, decode_model_info, error_of, words_of
+from ._wire import (
+    LOADS,
+    MODEL_INFO,
+    READY,
+    SERVER_INFO,
+    WORKERS,
+    ModelInfo,
+    decode_context_length,
+    decode_load,
+    decode_model_info,
+    decode_workers,
+    error_of,
+    words_of,
+)
 
 T = TypeVar("T")
 
@@ -63,6 +76,26 @@ async def call(server: Server, method: str, path: str, body: Mapping[str, object
     return Reply(attempted=attempted, status=response.status_code, body=response.content)
 
 
+async def _ask(server: Server, routes: tuple[str, ...]) -> Reply:
+    """The answer of the first of these routes that the server has; the others are its names in older builds.
+
+    Raises:
+      ServerError: none of them answers with success; the message has the words of the first.
+
+    """
+    first: Reply | None = None
+    for route in routes:
+        reply = await call(server, "GET", route)
+        if reply.ok:
+            return reply
+        first = first or reply
+        if reply.status not in {httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED}:
+            break
+    if first is None:
+        raise AssertionError("there is no route to ask")
+    raise first.error()
+
+
 async def model_info(server: Server) -> ModelInfo:
     """Ask a server for its model and weight version.
 
@@ -70,13 +103,41 @@ async def model_info(server: Server) -> ModelInfo:
       ServerError: it can't be reached or does not speak SGLang; the message has its words.
 
     """
-    reply = await call(server, "GET", MODEL_INFO[0])
-    if reply.status == httpx.codes.NOT_FOUND:
-        older = await call(server, "GET", MODEL_INFO[1])
-        reply = older if older.ok else reply
-    if not reply.ok:
-        raise reply.error()
+    reply = await _ask(server, MODEL_INFO)
     return decode_model_info(reply.attempted, reply.body)
+
+
+async def context_length(server: Server) -> int | None:
+    """Ask a server how long prompt and output may be together; None if it does not say.
+
+    Raises:
+      ServerError: it can't be reached.
+
+    """
+    reply = await _ask(server, SERVER_INFO)
+    return decode_context_length(reply.attempted, reply.body)
+
+
+async def is_ready(server: Server) -> bool:
+    """Whether a server says that it samples: up and not paused. Builds without that route are taken to be.
+
+    Raises:
+      ServerError: it can't be reached.
+
+    """
+    reply = await call(server, "GET", READY)
+    return reply.ok or reply.status in {httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED}
+
+
+async def workers(router: Server) -> Sequence[str]:
+    """Ask a router for the URLs of its workers.
+
+    Raises:
+      ServerError: it can't be reached or is no router.
+
+    """
+    reply = await _ask(router, WORKERS)
+    return decode_workers(reply.attempted, reply.body)
 
 
 async def load(server: Server) -> int:

@@ -12,11 +12,11 @@ import trio
 from .._backoff import wait_s
 from .._core.enums import PauseMode
 from ..errors import ServerError
-from ._calls import Unreachable, call, load, model_info, on_each
+from ._calls import Unreachable, call, is_ready, load, model_info, on_each
 from ._fleet import Fleet
 from ._leave import REPEAT_S
 from ._server import Server
-from ._wire import ABORT, CONTINUE, FLUSH, PAUSE, READY, abort_all_body, flushed, pause_body
+from ._wire import ABORT, CONTINUE, FLUSH, PAUSE, abort_all_body, flushed, pause_body
 
 _log: Final = logging.getLogger("trio_rollout.sglang")
 # A server that was lost before it could be resumed gets one short try here; the probe goes on after that.
@@ -154,9 +154,5 @@ async def abort_until_idle(fleet: Fleet, *, seconds: float) -> None:
 
 async def health(fleet: Fleet, *, seconds: float) -> Mapping[str, bool]:
     """Whether each server says that it is ready."""
-
-    async def ask(server: Server) -> bool:
-        return (await call(server, "GET", READY)).ok
-
-    outcome = await on_each(fleet.servers, ask, seconds=seconds, what="GET /ready of")
+    outcome = await on_each(fleet.servers, is_ready, seconds=seconds, what="GET /ready of")
     return {server.url: outcome.answers.get(server, False) for server in fleet.servers}

@@ -7,15 +7,12 @@ import trio
 
 from .._backoff import wait_s
 from ..errors import ServerError
-from ._calls import call, model_info
+from ._calls import is_ready, model_info
 from ._control import continue_one
 from ._fleet import Fleet
 from ._server import Server
-from ._wire import READY
 
 _log: Final = logging.getLogger("trio_rollout.sglang")
-# Builds before it was added answer so; their model info has to do.
-_NO_SUCH_ROUTE: Final = frozenset({404, 405})
 
 
 async def _recover(fleet: Fleet, server: Server) -> None:
@@ -26,8 +23,7 @@ async def _recover(fleet: Fleet, server: Server) -> None:
         await continue_one(fleet, server)
         if server.paused:
             return
-    ready = await call(server, "GET", READY)
-    if not ready.ok and ready.status not in _NO_SUCH_ROUTE:
+    if not await is_ready(server):
         return
     server.naming.observe((await model_info(server)).weight_version)
     if server.lost is not None:

@@ -29,7 +29,7 @@ from ._http import Connector, socket_connector
 from ._probe import probe
 from ._reaper import reap
 from ._settings import ServerSettings
-from ._startup import discover, meet, servers_of, vocab_size_of
+from ._startup import context_length_of, discover, meet, servers_of, vocab_size_of
 from ._wire import RequestEncoder, checked_ids
 
 _log: Final = logging.getLogger("trio_rollout.sglang")
@@ -225,7 +225,8 @@ async def open_sglang_servers(
     servers = servers_of(urls, settings, connect)
     try:
         vocab_size = await vocab_size_of(await meet(servers, settings), settings, run_sync)
-        fleet = Fleet(servers, settings, ports if ports is not None else Ports(), RequestEncoder(vocab_size))
+        encoder = RequestEncoder(vocab_size, await context_length_of(servers, settings))
+        fleet = Fleet(servers, settings, ports if ports is not None else Ports(), encoder)
         async with open_service(partial(_serve, fleet), lambda _value, _error: _leave(fleet)):
             yield SGLangServers(fleet=fleet, tokenizer=loaded, abort_s=settings.abort, control_s=settings.control)
     finally:

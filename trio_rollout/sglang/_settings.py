@@ -10,7 +10,8 @@ class ServerSettings:
     """How the client treats its servers.
 
     ``vocab_size``: token ids at or above it are refused before sending, because a real SGLang dies of them; None: read from
-    ``config.json`` under the server's model path where that is readable. ``abort``: how long a cancelled request may take
+    ``config.json`` under the server's model path where that is readable. ``context_length``: a request asks for no more tokens
+    than fit behind its prompt, and a prompt that leaves no room is refused; None: what the servers say. ``abort``: how long a cancelled request may take
     to be acknowledged; ``control``: one pause, resume, flush or version call; an engine brings its own for both.
     ``connect``: opening one connection. ``probe``: time between two questions to a lost server.
 
@@ -18,7 +19,9 @@ class ServerSettings:
     after what it asked for, up to ``retry_after_max``; the caller's deadline ends it. ``idle``: idle connections are closed
     after so long, below the 5 s after which SGLang closes them itself; at most ``max_idle`` are kept per server.
     ``affinity_keys``: how many session keys are remembered. ``api_key`` is sent as a bearer token.
-    ``ca_file``: certificates to trust for ``https`` in place of the system's.
+    ``ca_file``: certificates to trust for ``https`` in place of the system's. ``resume_at_start``: resume a server that is
+    not ready when the client is opened; right if nobody else uses it, because a run that was killed inside a weight update
+    leaves its servers paused.
 
     Raises:
       SettingsError: a field is out of its range; the message names the field, the value and the range.
@@ -26,6 +29,7 @@ class ServerSettings:
     """
 
     vocab_size: int | None = attrs.field(default=None, validator=attrs.validators.optional(whole(1)))
+    context_length: int | None = attrs.field(default=None, validator=attrs.validators.optional(whole(2)))
     abort: float = attrs.field(default=5.0, validator=seconds)
     control: float = attrs.field(default=30.0, validator=seconds)
     connect: float = attrs.field(default=5.0, validator=seconds)
@@ -36,5 +40,6 @@ class ServerSettings:
     idle: float = attrs.field(default=4.0, converter=float, validator=at_least(0.0))
     max_idle: int = attrs.field(default=1024, validator=whole(0))
     affinity_keys: int = attrs.field(default=65536, validator=whole(1))
+    resume_at_start: bool = False
     ca_file: str | None = None
     api_key: str | None = attrs.field(default=None, repr=False)

@@ -9,11 +9,11 @@ import msgspec
 
 from .._threads import RunSync
 from ..errors import ServerError, SettingsError
-from ._calls import call, model_info, on_each
+from ._calls import context_length, is_ready, model_info, on_each, workers
 from ._http import Connector, parse_url
 from ._server import Server, new_server
 from ._settings import ServerSettings
-from ._wire import WORKERS, ModelInfo, decode_workers
+from ._wire import ModelInfo
 
 _log: Final = logging.getLogger("trio_rollout.sglang")
 
@@ -29,25 +29,16 @@ async def discover(router: str, settings: ServerSettings, connect: Connector) ->
     """
     asked = new_server(parse_url(router), settings, connect)
 
-    async def ask(server: Server) -> Sequence[str]:
-        reply = await call(server, "GET", WORKERS[0])
-        if not reply.ok:
-            older = await call(server, "GET", WORKERS[1])
-            reply = older if older.ok else reply
-        if not reply.ok:
-            raise reply.error()
-        return decode_workers(reply.attempted, reply.body)
-
     try:
-        outcome = await on_each([asked], ask, seconds=settings.control, what="GET the workers of")
+        outcome = await on_each([asked], workers, seconds=settings.control, what="GET the workers of")
     finally:
         asked.close()
     if outcome.failures:
         raise ServerError(f"router {outcome}") from outcome.failures[asked]
-    workers = outcome.answers[asked]
-    if not workers:
+    found = outcome.answers[asked]
+    if not found:
         raise ServerError(f"router {router} has no workers")
-    return workers
+    return found
 
 
 def servers_of(urls: Sequence[str], settings: ServerSettings, connect: Connector) -> Sequence[Server]:
@@ -75,7 +66,30 @@ async def meet(servers: Sequence[Server], settings: ServerSettings) -> Sequence[
         if not info.generates:
             raise ServerError(f"{server.url}: its model {info.model_path!r} does not generate (is_generation is false)")
         server.naming.observe(info.weight_version)
+    await _note_paused(servers, settings)
     return list(outcome.answers.values())
+
+
+async def _note_paused(servers: Sequence[Server], settings: ServerSettings) -> None:
+    """Send nothing to servers that answer and are not ready: requests would be parked there without a word."""
+    outcome = await on_each(servers, is_ready, seconds=settings.control, what="GET /ready of")
+    for server, ready in outcome.answers.items():
+        if ready:
+            continue
+        if settings.resume_at_start:
+            server.paused = True  # the probe resumes what nobody else is going to
+            _log.warning("server %s is not ready, and is resumed", server.url)
+        else:
+            server.lost = "it was not ready at the start: paused by another client, or by a run that was killed"
+            _log.warning("server %s gets no work until it is ready: %s", server.url, server.lost)
+
+
+async def context_length_of(servers: Sequence[Server], settings: ServerSettings) -> int | None:
+    """How long prompt and output may be together on every one of these servers; None if none of them says."""
+    if settings.context_length is not None:
+        return settings.context_length
+    outcome = await on_each(servers, context_length, seconds=settings.control, what="GET server info of")
+    return min((length for length in outcome.answers.values() if length is not None), default=None)
 
 
 def _read_vocab_size(model_path: str) -> int | None:

@@ -10,10 +10,12 @@ from ._control import LOADS as LOADS
 from ._control import MODEL_INFO as MODEL_INFO
 from ._control import PAUSE as PAUSE
 from ._control import READY as READY
+from ._control import SERVER_INFO as SERVER_INFO
 from ._control import WORKERS as WORKERS
 from ._control import ModelInfo as ModelInfo
 from ._control import abort_all_body as abort_all_body
 from ._control import abort_body as abort_body
+from ._control import decode_context_length as decode_context_length
 from ._control import decode_load as decode_load
 from ._control import decode_model_info as decode_model_info
 from ._control import decode_workers as decode_workers

@@ -119,10 +119,10 @@ def _stop_of(meta: Mapping[str, Any], asked: Asked) -> Stop:
 
 
 def _explain_tokens(draft: Draft, asked: Asked, *, aborted: bool) -> list[float]:
-    """Why ids and log-probs don't belong together; a request that was aborted in the queue has neither."""
+    """Why ids and log-probs don't belong together; a request that sampled nothing has neither."""
     values, tokens, ids = draft.log_probs, draft.tokens, draft.output_ids
     if values is None or tokens is None:
-        if aborted and not ids:
+        if not ids and (aborted or draft.meta.get("completion_tokens") == 0):
             return []
         raise ServerError(
             f"{asked.attempted}: meta_info.{LOG_PROBS} is missing although return_logprob was asked for; "

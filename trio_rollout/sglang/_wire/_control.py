@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import attrs
 import msgspec
@@ -19,6 +19,7 @@ READY: Final = "/ready"
 LOADS: Final = "/v1/loads?include=core"
 MODEL_INFO: Final = ("/model_info", "/get_model_info")
 """In the order to try: the second name is that of older builds."""
+SERVER_INFO: Final = ("/server_info", "/get_server_info")
 WORKERS: Final = ("/workers", "/list_workers")
 """A router's routes, in the order to try."""
 
@@ -79,6 +80,24 @@ def decode_model_info(attempted: str, body: bytes) -> ModelInfo:
         weight_version=info.get("weight_version"),
         generates=info.get("is_generation") is not False,
     )
+
+
+# SGLang takes prompts up to its context length less 6, or less if its KV pool is smaller than that.
+_PROMPT_MARGIN: Final = 6
+
+
+def decode_context_length(attempted: str, body: bytes) -> int | None:
+    """How many tokens prompt and output of a request may have together; None if the server does not say."""
+    info = _object(attempted, body)
+    said = [info.get("context_length")]
+    longest = info.get("max_req_input_len")
+    if _is_size(longest):
+        said.append(longest + _PROMPT_MARGIN)
+    return min((length for length in said if _is_size(length)), default=None)
+
+
+def _is_size(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def decode_load(attempted: str, body: bytes) -> int:

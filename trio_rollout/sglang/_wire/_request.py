@@ -102,6 +102,7 @@ class RequestEncoder:
     """
 
     vocab_size: int | None
+    context_length: int | None = None
     _last_ids: tuple[object, GenerateRequest] | None = None
     _last: tuple[SamplingParams, bool, bytes] | None = None
 
@@ -120,17 +121,24 @@ class RequestEncoder:
 
         """
         try:
-            rest = self._rest(sampling, extra, stream=stream)
             if not isinstance(model_input, str):
-                return self._of_ids(model_input, rest)
+                return self._of_ids(model_input, sampling, extra, stream=stream)
             if not model_input:
                 raise RequestRejected("text: the prompt is empty")
             text = b'"return_prompt_token_ids":true,"text":%b' % _encode(model_input)
-            return GenerateRequest(None, text, rest)
+            return GenerateRequest(None, text, self._rest(sampling, extra, stream=stream))
         except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
             raise RequestRejected(f"the request can't be encoded as JSON: {error}") from error
 
-    def _of_ids(self, model_input: Sequence[int] | npt.NDArray[Any], rest: bytes) -> GenerateRequest:
+    def _of_ids(
+        self,
+        model_input: Sequence[int] | npt.NDArray[Any],
+        sampling: SamplingParams,
+        extra: Mapping[str, object],
+        *,
+        stream: bool,
+    ) -> GenerateRequest:
+        rest = self._rest(self._fitting(len(model_input), sampling), extra, stream=stream)
         last = self._last_ids
         if last is not None and last[0] is model_input:
             known = last[1]
@@ -141,6 +149,18 @@ class RequestEncoder:
         if ids is model_input:  # read-only, and nobody else's
             self._last_ids = (ids, request)
         return request
+
+    def _fitting(self, prompt: int, sampling: SamplingParams) -> SamplingParams:
+        """Ask for no more than fits: a server refuses the whole request otherwise, or cuts its prompt."""
+        if self.context_length is None or prompt + sampling.max_new_tokens <= self.context_length:
+            return sampling
+        room = self.context_length - prompt
+        if room < 1:
+            raise RequestRejected(
+                f"input_ids: {prompt} tokens leave no room for an answer, allowed: below the context's length "
+                f"{self.context_length}"
+            )
+        return attrs.evolve(sampling, max_new_tokens=room)
 
     def _rest(self, sampling: SamplingParams, extra: Mapping[str, object], *, stream: bool) -> bytes:
         last = self._last
