@@ -108,10 +108,8 @@ AGENTS = {
 
 async def wrote_the_word(sandbox: Sandbox) -> float:
     """1 if the agent did what it was asked to."""
-    try:
-        return float((await sandbox.read_file("answer.txt")).strip() == b"rollout")
-    except OSError:
-        return 0.0
+    found = await sandbox.exec(["cat", "answer.txt"])
+    return float(found.stdout.strip() == b"rollout")
 
 
 @attrs.frozen
@@ -145,6 +143,7 @@ class UnmodifiedAgent:
 
 async def success(trajectory: Trajectory) -> float:  # noqa: ASYNC124  a reward is async, whether it waits or not
     """What the sandbox said before it was gone."""
+    await trio.lowlevel.checkpoint()
     return float(str(trajectory.metadata["success"]))
 
 

@@ -88,6 +88,7 @@ class App:
             self.requests -= 1
 
     async def _guarded(self, exchange: Exchange, protocol: AgentProtocol, answerer: Answerer) -> None:
+        await trio.lowlevel.checkpoint()
         try:
             self._refuse_if_busy()
             await answerer(exchange, self._session(exchange))

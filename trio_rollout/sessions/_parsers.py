@@ -7,6 +7,7 @@ from typing import Any, Protocol, final
 import attrs
 import httpx  # noqa: ASYNC127  the client users have
 import msgspec
+import trio
 
 from ..abc import InferenceServers
 from ..errors import ServerError
@@ -87,6 +88,7 @@ class ServerParser:
 
     async def parse(self, text: str, tools: Sequence[Tool]) -> Parsed:
         """Ask for the reasoning first, then for the calls in what is left. See ``Parser.parse``."""
+        await trio.lowlevel.checkpoint()
         reasoning = ""
         if self.reasoning_parser is not None:
             body = {"text": text, "reasoning_parser": self.reasoning_parser}

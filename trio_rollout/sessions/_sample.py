@@ -5,6 +5,7 @@ from typing import final
 
 import attrs
 import numpy as np
+import trio
 
 from .._core.enums import Stop
 from .._core.sampling import SamplingParams
@@ -45,6 +46,7 @@ class Sampler:
           ServerError: the servers failed, or their parsers did.
 
         """
+        await trio.lowlevel.checkpoint()
         request = turn.request
         placement = self.conversation.place(request.messages, request.tools)
         self.drift[placement.drift] += 1
@@ -63,6 +65,7 @@ class Sampler:
         return answer, sampled.stop
 
     async def _parsed(self, text: str, request: ChatRequest) -> Parsed:
+        await trio.lowlevel.checkpoint()
         if not self.parser.takes_apart(request.tools):
             return Parsed(text=text)
         return await self.parser.parse(text, request.tools)

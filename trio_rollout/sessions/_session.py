@@ -162,6 +162,7 @@ class GatewaySession:
             self._changed.notify()
 
     async def _answer(self, turn: SessionTurn) -> None:
+        await trio.lowlevel.checkpoint()
         try:
             answer, stop = await self._sampler.sample(turn, self._rollout)
         except (Refusal, RequestRejected) as error:
@@ -188,8 +189,10 @@ class GatewaySession:
 
     async def close_now(self) -> None:
         """Close without a drain: nobody will look at what is still running."""
-        if not self._closing:
-            await self._close(0.0)
+        if self._closing:
+            await self._closed.wait()
+            return
+        await self._close(0.0)
 
     async def _close(self, grace: float) -> None:
         self._closing = True
