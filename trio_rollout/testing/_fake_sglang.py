@@ -279,7 +279,7 @@ class FakeSGLang:
         scope.cancel()
 
 
-async def _leave_at_once(_listeners: object, _error: BaseException | None) -> None:
+async def _leave_at_once(_listeners: list[trio.SocketListener], _error: BaseException | None) -> None:
     await trio.lowlevel.checkpoint()
 
 
