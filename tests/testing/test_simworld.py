@@ -26,7 +26,7 @@ def test_the_whole_system_in_one_run():
 
 
 def test_many_seeds_with_faults_lose_nothing_and_meet_the_interesting_states():
-    explore(faulty, range(12)).require("reset", "refused", "silent", "unanswered", "requeued", "partial send")
+    explore(faulty, range(30)).require("reset", "refused", "silent", "unanswered", "requeued", "partial send")
 
 
 def test_hosts_may_die_lose_power_and_be_cut_off():

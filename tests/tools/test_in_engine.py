@@ -138,7 +138,7 @@ async def test_leaving_the_engine_ends_the_tools_of_running_rollouts(processes):
         return rollout.finish([await rollout.generate([1, 2])])
 
     async with engine_of(generate):
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             await began.wait()
 
     assert processes.marked() == []

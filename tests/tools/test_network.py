@@ -90,7 +90,7 @@ async def say(policy, request, *, token=None):
     credentials = base64.b64encode(f"session:{token}".encode())
     async with await trio.open_tcp_stream("127.0.0.1", policy._port) as stream:
         await stream.send_all(request.replace(b"TOKEN", credentials))
-        with trio.fail_after(10):
+        with trio.fail_after(120):
             answer = b""
             while chunk := await stream.receive_some():
                 answer += chunk

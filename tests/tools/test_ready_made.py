@@ -115,7 +115,7 @@ async def test_a_cancelled_turn_ends_the_call_with_a_text_and_the_process_with_i
 
         @nursery.start_soon
         async def cancel():
-            with trio.fail_after(20):
+            with trio.fail_after(120):
                 while not processes.marked():
                     await trio.sleep(0.01)  # noqa: ASYNC110  a process's birth can't be waited for
             desk.turn.cancel()
