@@ -33,8 +33,9 @@ class ExecLimits:
     """From SIGTERM to SIGKILL when a captured command is cancelled; ends early when the leader exits."""
     io_drain: float = attrs.field(default=2.0, converter=float, validator=at_least(0.0))
     """How long output is awaited after the leader has exited, for both streams together."""
-    teardown: float = attrs.field(default=5.0, validator=seconds)
-    """Bound of every shielded kill-and-reap; what is left then is counted as unreaped."""
+    teardown: float = attrs.field(default=10.0, validator=seconds)
+    """Bound of every shielded kill-and-reap; what is left then is counted as unreaped. It takes milliseconds, but seconds
+    where ten processes wait for each core."""
     capture_bytes: int = attrs.field(default=1 << 20, validator=whole(0))
     """Kept of each stream of a captured command, and of both together."""
     session_bytes: int = attrs.field(default=1 << 20, validator=whole(0))
