@@ -200,8 +200,11 @@ async def open_rollout_tools(
 
     ``deadline`` is when the rollout must be over, on Trio's clock. ``on_output`` is called with each piece of output of
     a tool, which counts as progress. Entering costs nothing: the process that contains the commands is started with the
-    first one. Leaving blocks until everything that was started is dead and reaped, shielded, within ``limits.teardown``.
+    first one. Leaving blocks until everything that was started is dead and reaped, shielded, within ``limits.teardown`` and
+    ``deadlines.abort``, the time that an engine leaves to a cancelled rollout; what takes longer is killed without us.
     """
     limits = limits or DEFAULT_LIMITS
+    if deadlines is not None and deadlines.abort < limits.teardown:
+        limits = attrs.evolve(limits, teardown=deadlines.abort)
     async with open_supervisor(limits) as supervisor:
         yield RolloutTools(supervisor, deadlines or _DEADLINES, deadline, limits, on_output, ports or Ports())
