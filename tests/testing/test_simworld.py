@@ -12,6 +12,7 @@ from trio_rollout.testing import Arm, InvariantBroken, Point, SimWorld, cancel_e
 from trio_rollout.tiny import TinySettings, open_tiny
 
 from . import small_world
+from .crashing_world import check, crashing
 from .small_world import digest, faulty, small
 from .troubled_world import troubled
 
@@ -32,6 +33,12 @@ def test_many_seeds_with_faults_lose_nothing_and_meet_the_interesting_states():
 def test_hosts_may_die_lose_power_and_be_cut_off():
     interesting = ("killed", "power off", "partition", "requeued: server_lost", "requeued: weight_update")
     explore(troubled, range(5), limit=6 * 3600).require(*interesting)
+
+
+def test_what_was_acked_survives_every_power_cut_and_what_was_not_is_not_lost():
+    """P7, with the engine, its ledger and a disk that tears and reorders what was not synced."""
+    interesting = ("power cut", "cut with something acked", "cut with something delivered and not acked")
+    explore(crashing, range(12), check=check).require(*interesting)
 
 
 def test_the_same_seed_gives_the_same_digest_in_another_process_with_other_hashes():

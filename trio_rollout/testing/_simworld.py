@@ -32,6 +32,7 @@ from ..ledger import DiskLedger, open_ledger
 from ..sglang import ServerSettings, SGLangServers, open_sglang_servers
 from ._invariants import Invariants
 from ._simdisk import SimDisk
+from ._simfiles import SimFiles, shuffled
 from ._simio import SimIO
 from ._simlink import Link, NetFaults
 from ._simnet import SimNet, open_sim_net
@@ -137,6 +138,15 @@ class SimWorld:
         """``open_ledger`` on this world's disk; leave it and open it again for a restart."""
         async with open_ledger(path, disk=self.disk, io=self.io, **more) as ledger:
             yield ledger
+
+    def cut_power(self) -> None:
+        """Take this moment's disk as a power cut leaves it: of what was not synced some survives, torn or in disorder.
+
+        What a ledger still writes afterwards is lost: cancel it, then open one again.
+        """
+        left = self.disk.files.after_power_cut(shuffled(self.rng), names=self.rng.random() < 0.5)
+        self.disk = SimDisk(SimFiles.holding(left))
+        self.seen["power cut"] += 1
 
     @asynccontextmanager
     async def open_engine(
