@@ -87,6 +87,13 @@ def test_whatever_a_check_raises_is_that_points_failure(failure):
     assert len(found.failures) == found.points > 0
 
 
+def test_a_check_may_also_return_false():
+    found = cancel_everywhere(single, lambda log, point: point is None)
+    assert len(found.failures) == found.points
+    with pytest.raises(AssertionError, match="returned False"):
+        cancel_everywhere(single, lambda log, point: False)
+
+
 def test_what_the_scenario_raises_when_it_is_cancelled_is_a_failure():
     async def fragile(arm: Arm[None]) -> None:
         with trio.CancelScope() as scope:

@@ -37,11 +37,11 @@ def cancel_everywhere(
     """Run ``scenario`` undisturbed, then once for each point at which it could be cancelled; check the end of each run.
 
     ``scenario(arm)`` calls ``arm(scope)`` with a cancel scope of its own (several by name: ``arm(scope, "turn")``), does
-    the work in it and returns a state, also if that scope was cancelled. ``check(state, point)`` raises if something is
-    lost; ``point`` is None for the undisturbed run, which must succeed. Interrupted by Ctrl-C, the scenario may end by
-    KeyboardInterrupt; the check then gets what ``arm.keep(state)`` was given. ``scopes``: those to cancel, by default all.
-    Whatever is raised at a point is that point's failure. Scenarios with real sockets or threads need
-    ``virtual_time=False``; their step may then be reached or not.
+    the work in it and returns a state, also if that scope was cancelled. ``check(state, point)`` raises, or returns
+    False, if something is lost; ``point`` is None for the undisturbed run, which must succeed. Interrupted by Ctrl-C, the
+    scenario may end by KeyboardInterrupt; the check then gets what ``arm.keep(state)`` was given. ``scopes``: those to
+    cancel, by default all. Whatever is raised at a point is that point's failure. Scenarios with real sockets or threads
+    need ``virtual_time=False``; their step may then be reached or not.
 
     Raises:
       BaseException: what the undisturbed run or its check raised.
@@ -65,7 +65,7 @@ def _rehearse(sweeper: Sweeper[S], scenario: Scenario[S]) -> dict[str, int]:
     """The undisturbed run: for how many steps each armed scope lived."""
     injector = Injector()
     arm: Arm[S] = Arm(injector.arm)
-    sweeper.check(sweeper.once(lambda: scenario(arm), arm, (injector,)), None)
+    sweeper.judge(sweeper.once(lambda: scenario(arm), arm, (injector,)), None)
     return injector.lives()
 
 

@@ -33,12 +33,12 @@ def explore(
         made = world(seed=seed)
         try:
             value = made.run(scenario, **run).value
-            if check is not None:
-                check(value)
+            if check is not None and check(value) is False:
+                failures.append(PointFailure.of(_point(seed), AssertionError("the check returned False")))
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # ruff: ignore[blind-except]  # noqa: ASYNC103 - pytest.fail() raises no Exception
-            failures.append(PointFailure.of(Point(how=Inject.SEED, step=seed, where=f"SimWorld(seed={seed})"), error))
+            failures.append(PointFailure.of(_point(seed), error))
         seen.update(made.seen)
     return Sweep(
         points=points,
@@ -47,3 +47,7 @@ def explore(
         sometimes=seen,
         seed="one each",
     )
+
+
+def _point(seed: int) -> Point:
+    return Point(how=Inject.SEED, step=seed, where=f"SimWorld(seed={seed})")

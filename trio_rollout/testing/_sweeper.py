@@ -87,11 +87,16 @@ class Sweeper(Generic[S]):
                     raise
                 state, interrupt = notes.kept(), error
             self._require_reached(point())
-            self.check(state, attrs.evolve(point(), error=interrupt))
+            self.judge(state, attrs.evolve(point(), error=interrupt))
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # ruff: ignore[blind-except]  # noqa: ASYNC103 - pytest.fail() raises no Exception
             self._failures.append(PointFailure.of(attrs.evolve(point(), error=interrupt), error))
+
+    def judge(self, state: S, point: Point | None) -> None:
+        """Check a run's end. ``check`` raises or returns False where something is wrong."""
+        if self.check(state, point) is False:
+            raise AssertionError("the check returned False")
 
     def _require_reached(self, point: Point) -> None:
         if self.virtual_time and not point.where:

@@ -105,7 +105,7 @@ def throw_everywhere(
     """Run ``scenario`` undisturbed, then once for each await of its user callbacks with an exception raised there.
 
     ``scenario(faults)`` hands ``faults(fn)`` to the code under test wherever it would hand the user's ``fn``, and returns
-    a state. ``check(state, point)`` raises if the exception was lost: it must have become a recorded failure or another
+    a state. ``check(state, point)`` raises, or returns False, if the exception was lost: it must have become a recorded failure or another
     try. ``exc`` is the exception's class, or makes it from a message. Whatever is raised at a point, by the scenario or
     by the check, is that point's failure.
 
@@ -115,7 +115,7 @@ def throw_everywhere(
     """
     sweeper = Sweeper(check=check, seed=seed, limit=limit, max_steps=max_steps, virtual_time=virtual_time)
     counting: Faults[S] = Faults(exc, at=0)
-    sweeper.check(sweeper.once(lambda: scenario(counting), counting), None)
+    sweeper.judge(sweeper.once(lambda: scenario(counting), counting), None)
     awaits = range(1, counting.awaits + 1)
     draw = random.Random(f"throw_everywhere-{seed}")
     for at in awaits if sample is None or sample >= len(awaits) else draw.sample(awaits, sample):
