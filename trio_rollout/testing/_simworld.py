@@ -144,7 +144,7 @@ class SimWorld:
 
         What a ledger still writes afterwards is lost: cancel it, then open one again.
         """
-        left = self.disk.files.after_power_cut(shuffled(self.rng), names=self.rng.random() < 0.5)
+        left = self.disk.files.after_power_cut(shuffled(self.rng), names=bool(self.rng.getrandbits(1)))
         self.disk = SimDisk(SimFiles.holding(left))
         self.seen["power cut"] += 1
 
