@@ -50,8 +50,9 @@ def decode(value, of=None, version_of=None):
     return wire.decode_turn(body, asked(of, version_of))
 
 
-def test_an_answer_becomes_a_turn():
-    turn = decode(answer())
+@pytest.mark.parametrize("spaces", [False, True], ids=["compact", "spaced"])
+def test_an_answer_becomes_a_turn(spaces):
+    turn = decode(json.dumps(answer(), separators=None if spaces else (",", ":")).encode())
 
     assert turn.rid == RID
     assert turn.prompt_ids.tolist() == [1, 2, 3]
@@ -118,8 +119,16 @@ DAMAGE = {
         r"output_token_logprobs.*\[1\]",
     ),
     "a log-prob that is a string": (answer(meta={"output_token_logprobs": [["-1", 7]]}), "no answer"),
-    "a negative id": (answer(output_ids=[7, 8, -9]), r"output_ids\[2\]"),
-    "an id beyond 31 bits": (answer(output_ids=[7, 8, 2**31]), r"output_ids\[2\]"),
+    "a negative id": (answer(output_ids=[7, 8, -9]), r"output_ids.*\[2\]"),
+    "an id beyond 31 bits": (answer(output_ids=[7, 8, 2**31]), r"output_ids.*\[2\]"),
+    "a negative id in both": (
+        answer(output_ids=[7, -8, 9], meta={"output_token_logprobs": [[-1, 7], [-1, -8], [-1, 9]]}),
+        "-8",
+    ),
+    "an id beyond 31 bits in both": (
+        answer(output_ids=[2**31], meta={"output_token_logprobs": [[-1, 2**31]], "completion_tokens": 1}),
+        "2147483648|no token id|out of",
+    ),
     "another request's": (answer(meta={"id": "f" * 32}), "for request"),
     "another count": (answer(meta={"completion_tokens": 4}), "completion_tokens is 4"),
     "spans with a hole": (answer(meta={"weight_versions": [{"version": "1", "start": 1, "end": 3}]}), "do not tile"),
@@ -129,11 +138,12 @@ DAMAGE = {
 }
 
 
+@pytest.mark.parametrize("separators", [None, (",", ":")], ids=["spaced", "compact"])
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_answer_is_an_error_that_names_the_field(name):
+def test_a_damaged_answer_is_an_error_that_names_the_field(name, separators):
     value, words = DAMAGE[name]
     with pytest.raises(ServerError, match=words) as caught:
-        decode(value)
+        decode(value if isinstance(value, bytes) else json.dumps(value, separators=separators).encode())
     assert "POST x" in str(caught.value)
 
 

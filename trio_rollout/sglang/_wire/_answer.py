@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..._core.arrays import IdArray
+from ..._core.arrays import ID_MAX, IdArray
 from ..._core.enums import Stop
 from ..._core.values import Turn, VersionSpan
 from ...errors import ServerError
@@ -69,7 +69,7 @@ def turn_of(draft: Draft, asked: Asked) -> Turn:
     """The Turn of a decoded answer, once it has passed every check; raises as ``decode_turn`` does."""
     meta, ids, values = draft.meta, draft.output_ids, draft.log_probs
     stop = _stop_of(meta, asked)
-    if values is None or len(ids) != len(values) or ids != draft.tokens:
+    if values is None or len(ids) != len(values) or (ids is not draft.tokens and ids != draft.tokens):
         values = _explain_tokens(draft, asked, aborted=stop is Stop.ABORT)
     count = len(ids)
     if meta.get("id", asked.rid) != asked.rid or (stop is not Stop.ABORT and meta.get("completion_tokens") != count):
@@ -85,7 +85,7 @@ def turn_of(draft: Draft, asked: Asked) -> Turn:
     return Turn(
         rid=asked.rid,
         prompt_ids=prompt_ids,
-        output_ids=_read_only(np.array(ids, np.int32)),
+        output_ids=_id_array(ids, asked),
         log_probs=_read_only(np.array(values, np.float32)),
         text=draft.text,
         stop=stop,
@@ -97,6 +97,16 @@ def turn_of(draft: Draft, asked: Asked) -> Turn:
         meta_info=meta,
         extras=extras,
     )
+
+
+def _id_array(ids: list[int], asked: Asked) -> IdArray:
+    try:
+        array = np.array(ids, np.int32)
+    except OverflowError as error:
+        raise ServerError(f"{asked.attempted}: an output token's id is no token id: {error}") from error
+    if ids and int(array.view(np.uint32).max()) > ID_MAX:  # negative ids become huge
+        raise ServerError(f"{asked.attempted}: an output token's id is {int(array.min())}, which is no token id")
+    return _read_only(array)
 
 
 def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -9,7 +9,6 @@ from ..._core.arrays import ID_MAX
 
 LOG_PROBS: Final = "output_token_logprobs"
 
-# Checked by the decoder in C: what passes fits the arrays as it is.
 _TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=ID_MAX)]
 
 
@@ -17,18 +16,22 @@ class _Entry(msgspec.Struct, array_like=True, gc=False):
     """``[log_prob, token_id, text or null]``; the third element, present or not, is skipped unread."""
 
     log_prob: float
-    token: _TokenId
+    token: int
 
 
+_NULL: Final = b"null"
 _Plain: TypeAlias = dict[str, Any] | str | int | float | bool | None
 
 
 class _Fast(msgspec.Struct, gc=False):
-    """Everything in one pass. Any array of arrays in ``meta_info`` is taken for log-probs, which is checked afterwards."""
+    """Everything in one pass. Any array of arrays in ``meta_info`` is taken for log-probs, which is checked afterwards.
+
+    The ids stay raw: mostly they are, to the letter, the ones that the log-probs name.
+    """
 
     meta_info: dict[str, list[_Entry | _Plain] | _Plain]
     text: str | None = None
-    output_ids: list[_TokenId] | None = None
+    output_ids: msgspec.Raw = msgspec.Raw(_NULL)
     prompt_token_ids: list[_TokenId] | None = None
 
 
@@ -50,16 +53,18 @@ class Draft:
     output_ids: list[int]
     log_probs: list[float] | None
     tokens: list[int] | None
-    """The token ids that the log-probs name."""
+    """The token ids that the log-probs name; the same list as ``output_ids`` if they are known to be equal."""
     prompt_ids: list[int] | None
 
     def append(self, later: "Draft") -> None:
         """Take in the next part of an answer that comes in parts."""
         self.meta = later.meta
         self.text += later.text
+        if self.tokens is not self.output_ids or later.tokens is not later.output_ids:
+            self.tokens = [*(self.tokens or ()), *(later.tokens or ())]
         self.output_ids += later.output_ids
-        self.log_probs = (self.log_probs or []) + (later.log_probs or [])
-        self.tokens = (self.tokens or []) + (later.tokens or [])
+        self.log_probs = self.log_probs if self.log_probs is not None else []
+        self.log_probs += later.log_probs or ()
         self.prompt_ids = self.prompt_ids or later.prompt_ids
 
     def cut(self, count: int) -> None:
@@ -72,7 +77,9 @@ class Draft:
 _decode_fast: Final = msgspec.json.Decoder(_Fast).decode
 _decode_exact: Final = msgspec.json.Decoder(_Exact).decode
 _decode_entries: Final = msgspec.json.Decoder(list[_Entry] | None).decode
+_decode_ids: Final = msgspec.json.Decoder(list[_TokenId] | None).decode
 _decode_any: Final = msgspec.json.Decoder().decode
+_encode: Final = msgspec.json.Encoder().encode
 
 
 def decode_draft(body: bytes | memoryview) -> Draft:
@@ -92,11 +99,26 @@ def decode_draft(body: bytes | memoryview) -> Draft:
         if type(value) is list and any(type(item) is _Entry for item in value):
             return _decode_exactly(body)  # other arrays of arrays, which happen to look like log-probs
     if entries is None:
-        return _draft(answer, meta, None, None)
+        return Draft(
+            meta, answer.text or "", _other_ids(bytes(answer.output_ids), []), None, None, answer.prompt_token_ids
+        )
     try:
-        return _draft(answer, meta, [entry.log_prob for entry in entries], [entry.token for entry in entries])
+        log_probs = [entry.log_prob for entry in entries]
+        tokens = [entry.token for entry in entries]
     except (TypeError, AttributeError):
         return _decode_exactly(body)  # it will say what is wrong
+    raw = bytes(answer.output_ids)
+    ids = tokens if raw in {_NULL, _encode(tokens)} else _other_ids(raw, tokens)
+    return Draft(meta, answer.text or "", ids, log_probs, tokens, answer.prompt_token_ids)
+
+
+def _other_ids(raw: bytes, tokens: list[int]) -> list[int]:
+    """Output ids that are not written as the log-probs' tokens would be: others, or the same with spaces in between."""
+    try:
+        ids = _decode_ids(raw)
+    except msgspec.ValidationError as error:
+        raise msgspec.ValidationError(f"output_ids: {error}") from error
+    return tokens if ids is None or ids == tokens else ids
 
 
 def _decode_exactly(body: bytes | memoryview) -> Draft:
@@ -107,20 +129,7 @@ def _decode_exactly(body: bytes | memoryview) -> Draft:
     except msgspec.ValidationError as error:
         raise msgspec.ValidationError(f"meta_info.{LOG_PROBS}: {error}") from error
     meta = {name: _decode_any(value) for name, value in answer.meta_info.items()}
-    if entries is None:
-        return _draft(answer, meta, None, None)
-    return _draft(answer, meta, [entry.log_prob for entry in entries], [entry.token for entry in entries])
-
-
-def _draft(
-    answer: _Fast | _Exact, meta: dict[str, Any], log_probs: list[float] | None, tokens: list[int] | None
-) -> Draft:
-    ids = answer.output_ids
-    return Draft(
-        meta,
-        answer.text or "",
-        ids if ids is not None else list(tokens or ()),
-        log_probs,
-        tokens,
-        answer.prompt_token_ids,
-    )
+    tokens = None if entries is None else [entry.token for entry in entries]
+    log_probs = None if entries is None else [entry.log_prob for entry in entries]
+    ids = answer.output_ids if answer.output_ids is not None else tokens or []
+    return Draft(meta, answer.text or "", ids, log_probs, tokens, answer.prompt_token_ids)
