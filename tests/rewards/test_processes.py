@@ -270,9 +270,15 @@ if __name__ == "__main__":
     ("program", "out", "err"),
     [
         (MAIN, "4.0\n", ""),
+        ("import multiprocessing\n" + MAIN, "4.0\n", ""),
         (MAIN.replace('if __name__ == "__main__":', "if True:"), "", "guard what your script runs by"),
+        (
+            "import multiprocessing\n" + MAIN.replace("if __name__", "if True or __name__"),
+            "",
+            "lookup length on __mp_main__",
+        ),
     ],
-    ids=["guarded", "not guarded"],
+    ids=["guarded", "guarded, with multiprocessing", "not guarded", "not guarded, with multiprocessing"],
 )
 def test_a_scorer_may_be_defined_in_the_main_script_if_that_is_guarded(
     tmp_path: Path, program: str, out: str, err: str

@@ -14,7 +14,7 @@ import attrs
 import trio
 
 from ..errors import RewardError
-from ._worker import LENGTH, MAIN_ALIAS
+from ._worker import LENGTH
 
 REAP_LIMIT = 5.0
 """Seconds that a process may take to be gone after SIGKILL; longer means that the kernel holds it (a dead disk, say)."""
@@ -175,7 +175,8 @@ async def start_scorer(setup: bytes) -> ScorerProcess:
       RewardError: it can't be started, or the scorer can't be loaded there.
 
     """
-    if MAIN_ALIAS in sys.modules:
+    # Not "is there an __mp_main__": that name exists in every program that has imported multiprocessing.
+    if getattr(sys.modules["__main__"], "__file__", None) == _WORKER:
         raise RewardError(
             "a scorer process is about to start scorer processes of its own: guard what your script runs by "
             "'if __name__ == \"__main__\":'"

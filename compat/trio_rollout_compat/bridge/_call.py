@@ -70,7 +70,6 @@ class Call:
         coro: Any = self._run()
         coro.__qualname__ = self.name  # what its task is called in reprs, stack dumps and errors
         self._main = loop.create_task(coro, name=self.name, context=context)
-        self._main.add_done_callback(self._main_done)
         self.adopt(self._main)  # the loop's task factory may have done it already
 
     async def _run(self) -> Any:
@@ -106,6 +105,8 @@ class Call:
             self._reply(self.ended.set)
 
     def _task_done(self, task: "asyncio.Task[Any]") -> None:
+        if task is self._main:
+            self._main_done(task)  # before it is told that all is quiet: whoever hears that may look at how it ended
         self._alive.discard(task)
         self._told.discard(task)
         if not self._alive:
