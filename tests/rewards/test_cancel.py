@@ -1,24 +1,33 @@
 """Cancelled at any step of starting, asking, and ending scorer processes, none of them is left (P2)."""
 
-import os
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
+import pytest
 import trio
 
 from trio_rollout.rewards import in_process, open_scorer_processes
 from trio_rollout.testing import Arm, Point, cancel_everywhere
 
 
-def no_child(_: object, point: Point | None) -> None:
-    """No process of ours is left, not even one that only has to be reaped."""
-    try:
-        left = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return
-    raise AssertionError(f"a child is left: {left}")
+def children() -> set[str]:
+    """Every direct child, one that only has to be reaped included."""
+    return {pid for thread in Path("/proc/self/task").iterdir() for pid in (thread / "children").read_text().split()}
 
 
-def test_in_process_cancelled_anywhere_leaves_no_process(scorers: ModuleType):
+@pytest.fixture
+def no_child() -> Callable[[object, Point | None], None]:
+    """A check that no process is left but those that the session's fixtures had started before."""
+    before = children()
+
+    def check(_: object, point: Point | None) -> None:
+        assert children() <= before
+
+    return check
+
+
+def test_in_process_cancelled_anywhere_leaves_no_process(scorers: ModuleType, no_child: Callable[..., None]):
     async def scenario(arm: Arm[None]) -> None:
         reward = in_process(scorers.half)
         with trio.CancelScope() as scope:
@@ -30,7 +39,9 @@ def test_in_process_cancelled_anywhere_leaves_no_process(scorers: ModuleType):
     cancel_everywhere(scenario, no_child, virtual_time=False).require("cancelled")
 
 
-def test_kept_processes_cancelled_anywhere_leave_none_and_the_next_call_works(scorers: ModuleType):
+def test_kept_processes_cancelled_anywhere_leave_none_and_the_next_call_works(
+    scorers: ModuleType, no_child: Callable[..., None]
+):
     async def scenario(arm: Arm[None]) -> None:
         with trio.CancelScope() as outer:
             arm(outer, "outer")
