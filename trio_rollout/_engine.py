@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Self, final
 
 import attrs
@@ -25,6 +26,7 @@ from ._service import open_service
 from ._weights import WeightUpdate
 from .abc import Gateway, Generate, GroupFilter, GroupReward, InferenceServers, Instrument, Ledger, Reward, Source
 from .errors import EndOfData, EngineClosed
+from .tools import open_rollout_tools
 
 _LOGGER = logging.getLogger("trio_rollout")
 
@@ -79,6 +81,17 @@ class RolloutEngine:
         """
         self._refuse_if_closed("weight_update")
         return self._parts.weights.update(version, mode)
+
+    async def note_weight_version(self, version: int) -> None:
+        """Say that the servers have these weights now, where somebody else updates them, without a ``weight_update``.
+
+        Staleness is counted from it; the host's word is taken, and no server is asked. Blocks until the ledger has it.
+
+        Raises:
+          trio.BusyResourceError: a weight update is under way.
+        """
+        self._refuse_if_closed("note_weight_version")
+        await self._parts.weights.note(version)
 
     async def drain(self, grace: float | None = None) -> None:
         """Stop admitting, let running groups finish for ``grace`` seconds, cancel the rest, wait for their wrap-up.
@@ -249,7 +262,7 @@ async def open_rollout_engine(
       LedgerError: the ledger belongs to another run.
       Exception: the body's own as itself; the engine's own failure, on leaving, if no call had told it.
     """
-    settings = settings or EngineSettings()
+    settings, ports = settings or EngineSettings(), ports or Ports()
     recipe = Recipe(
         generate=generate,
         reward=reward,
@@ -258,7 +271,8 @@ async def open_rollout_engine(
         servers=servers.under(settings.deadlines),
         gate=Gate(),
         settings=settings,
-        ports=ports or Ports(),
+        ports=ports,
+        open_tools=partial(open_rollout_tools, deadlines=settings.deadlines, ports=ports),
         gateway=gateway,
     )
     parts = await assemble(source, recipe, ledger, instruments)

@@ -146,9 +146,24 @@ class Weights:
         if named and all(other is None for other in named.values()):
             _LOGGER.warning("no server names a weight version; %d is taken at the trainer's word", version)
         self.recipe.servers.require_version(version)
+        await self._adopt(version)
+        self.may_repeat = False
+
+    async def note(self, version: int) -> None:
+        """The version changed without a window; see ``RolloutEngine.note_weight_version``."""
+        self.fate.check()
+        if self._owner is not None:
+            raise trio.BusyResourceError(f"note_weight_version({version}): a weight update is under way")
+        if not is_whole(version):
+            raise TypeError(f"note_weight_version: a whole number wanted, got {version!r}")
+        if version != self.recipe.gate.version:
+            await self._adopt(version)
+            self.changed.notify()
+            self.instruments.emit("weights.noted", version=version)
+
+    async def _adopt(self, version: int) -> None:
         await self.record.write(VersionChanged(version=version))
         self.recipe.gate.version = version
-        self.may_repeat = False
         self.freshness.note_new_version()
         for attempt in self.live.all():
             if self.freshness.hopeless_at(attempt.begun):

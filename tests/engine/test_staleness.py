@@ -136,3 +136,24 @@ async def test_pacing_does_not_stop_a_trainer_that_takes_several_batches_a_versi
         for _ in range(10):
             await (await w.engine.next_batch(3)).ack()
         assert w.engine.statistics().acked == 30
+
+
+async def test_a_version_that_a_host_has_set_by_itself_counts_for_staleness():
+    """No window was opened: the servers were updated behind the engine's back, and it is told afterwards."""
+    async with world(2, staleness=discard(2)) as w:
+        await trio.sleep(10)
+        w.servers.set_version(3)
+        await w.engine.note_weight_version(3)
+        groups = await take_all(w.engine)
+        counts = w.engine.statistics()
+        await w.engine.note_weight_version(3)  # said twice, it is nothing new
+        await w.engine.note_weight_version(1)  # it is the host's word
+        assert w.engine.weight_version == 1
+        with pytest.raises(TypeError, match="a whole number"):
+            await w.engine.note_weight_version("4")
+        async with w.engine.weight_update(version=4):
+            w.servers.set_version(4)
+            with pytest.raises(trio.BusyResourceError):
+                await w.engine.note_weight_version(5)
+    assert counts.requeues[Cause.STALE] == 2
+    assert [group.oldest_version for group in groups] == [3, 3]
