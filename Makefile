@@ -6,7 +6,7 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 CODE := $(wildcard trio_rollout compat tests examples benchmarks)
 
-.PHONY: setup demo test soak check format setup-sglang test-sglang setup-agents test-agents
+.PHONY: setup demo test soak check format setup-sglang test-sglang setup-agents test-agents setup-ray test-ray
 
 setup: .venv/.installed
 
@@ -62,3 +62,14 @@ setup-agents: setup
 
 test-agents: setup-agents
 	$(BIN)/pytest -m agents $(PYTEST_ARGS)
+
+# Ray is big, so it has an environment of its own.
+setup-ray: .venv-ray/.installed
+
+.venv-ray/.installed: pyproject.toml
+	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install --quiet --editable '.[test,ray]'
+	touch $@
+
+test-ray: setup-ray
+	.venv-ray/bin/pytest -m ray $(PYTEST_ARGS)
