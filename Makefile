@@ -6,7 +6,7 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 CODE := $(wildcard trio_rollout compat tests examples benchmarks)
 
-.PHONY: setup demo test soak check format setup-sglang test-sglang setup-agents test-agents setup-ray test-ray
+.PHONY: setup demo test soak test-kill check format setup-sglang test-sglang setup-agents test-agents setup-ray test-ray
 
 setup: .venv/.installed
 
@@ -24,6 +24,11 @@ test: setup
 # The long versions: more seeds, more kills, a million groups.
 soak: setup
 	$(BIN)/pytest -m soak $(PYTEST_ARGS)
+
+# Engines with a ledger, killed at 200 random moments and looked at after each (two minutes). And `trio-rollout run`, killed
+# every 5 to 15 s until a file is finished: $(BIN)/python -m tests.kill.kill_run, 20 minutes.
+test-kill: setup
+	$(BIN)/python -m tests.kill --cycles 200
 
 # It takes a third of a second for each file, so it looks at those with something async only, and at several at once.
 # ASYNC114 wants a list of every function used with nursery.start; it only helps in hand-written __aenter__ methods, which

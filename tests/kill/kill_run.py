@@ -1,4 +1,4 @@
-"""Run ``trio-rollout run`` over a prompt file, kill it at random until the file is finished, then look at what is there.
+"""``python -m tests.kill.kill_run``: kill ``trio-rollout run`` at random until its prompt file is finished, then look.
 
 The server is a tiny one that lives through all of it. Killed means SIGKILL, between ``--at-least`` and ``--at-most``
 seconds after the start. Every few lives the folder is exported while the run writes: what was finished then must be
@@ -12,29 +12,15 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import attrs
 import click
 
-COMMAND = (sys.executable, "-m", "trio_rollout.cli")
+from .servers import COMMAND, tiny_server
+
 WORDS = ("gcd", "lcm", "sum", "product", "maximum")
-
-
-@contextmanager
-def tiny_server(delay_s: float) -> Generator[str]:
-    """A tiny server's URL; it takes so long for each token."""
-    arguments = ("tiny-server", "--port", "0", "--until-stdin-closes", "--step-delay", str(delay_s), "--eos-id", "-1")
-    with subprocess.Popen([*COMMAND, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        if process.stdout is None:
-            raise AssertionError("a pipe was asked for")
-        try:
-            yield next(line for line in process.stdout if line.startswith("http")).strip()
-        finally:
-            process.kill()
 
 
 def write_prompts(path: Path, count: int) -> None:

@@ -1,0 +1,126 @@
+"""What must be true of a ledger after a kill, from what all its lives were told (P7, P8)."""
+
+from collections import Counter
+from pathlib import Path
+
+import attrs
+
+from trio_rollout._core.lifecycle import State
+from trio_rollout._core.values import GroupId
+from trio_rollout.ledger import GroupSummary, LedgerReader, read_ledger
+from trio_rollout.ledger._codec import encode_group
+
+from .child import is_dull
+
+LOST, AGAIN, UNSETTLED = "acked groups lost", "acked groups seen again", "unsettled prompts lost"
+ENDS = frozenset({State.ACKED, State.FILTERED, State.QUARANTINED})
+
+
+@attrs.define(eq=False, kw_only=True)
+class Belief:
+    """One ledger. A group goes by its place in the source's order, which is that of the file, epoch by epoch."""
+
+    path: Path
+    prompts: int
+    epochs: int
+    keep: bool
+    acked: set[int] = attrs.field(factory=set)
+    acking: set[int] = attrs.field(factory=set)
+    pulled: int = 0
+    ended: dict[int, State] = attrs.field(factory=dict)
+    attempts: dict[int, tuple[int, int]] = attrs.field(factory=dict)
+    bodies: dict[int, int] = attrs.field(factory=dict)
+    counts: Counter[str] = attrs.field(factory=Counter)
+    problems: list[str] = attrs.field(factory=list)
+
+    def read(self, line: str) -> None:
+        """What a life said."""
+        word, *rest = line.split()
+        match word:
+            case "offered":
+                self.counts["deliveries"] += len(rest) - 1
+                self.note(AGAIN, self.acked & {self.place(text) for text in rest[1:]})
+            case "acking":
+                self.acking = {self.place(text) for text in rest[1:]}
+            case "acked":
+                self.acked |= {self.place(text) for text in rest}
+                self.acking = set()
+            case "restored" | "updated" | "opened" | "end":
+                self.counts[word] += 1
+            case _:
+                self.problems.append(f"a life said {line!r}")
+
+    def place(self, text: str) -> int:
+        """Of a group's id as text."""
+        epoch, _, number = text.partition("/")
+        return int(epoch) * self.prompts + int(number)
+
+    def note(self, what: str, places: set[int]) -> None:
+        """A problem, if there are any such groups."""
+        if places:
+            self.problems.append(f"{what}: {sorted(places)}")
+            self.counts[what] += len(places)
+
+    def check(self) -> None:
+        """Compare the ledger with what was said and with what it was at the last check."""
+        if not (self.path / "ledger.db").exists():
+            self.note(UNSETTLED, set(range(self.pulled)))
+            return
+        with read_ledger(self.path) as reader:
+            if reader.identity() is None:  # killed while it was made
+                self.note(UNSETTLED, set(range(self.pulled)))
+                return
+            rows = {self._place_of(one.id): one for one in reader.summaries()}
+            self._check_counts(rows, reader.counts())
+            self._check_bodies(rows, reader)
+        self._check_rows(rows)
+
+    def check_end(self) -> None:
+        """At the end of the data every group was trained, filtered or given up."""
+        with read_ledger(self.path) as reader:
+            undone = {self._place_of(one.id) for one in reader.summaries() if one.state not in ENDS}
+        self.note(UNSETTLED, undone | set(range(self.pulled, self.prompts * self.epochs)))
+
+    def _place_of(self, gid: GroupId) -> int:
+        return gid.epoch * self.prompts + int(gid.prompt)
+
+    def _check_counts(self, rows: dict[int, GroupSummary], counts: dict[State, int]) -> None:
+        """Nothing that was pulled is missing: the pulls are the source's first ones."""
+        stood = {place for place, one in rows.items() if one.state is State.ACKED}
+        acked = stood if self.keep else (self.acked | self.acking) - rows.keys()
+        self.note(LOST, self.acked - acked)
+        self.note("acked without being asked", acked - self.acked - self.acking)
+        pulled = len(rows) if self.keep else len(rows) + counts[State.ACKED] + counts[State.FILTERED]
+        filtered = {place for place in range(pulled) if is_dull(place % self.prompts)} - rows.keys()
+        gone = set() if self.keep else acked | filtered
+        self.note(UNSETTLED, set(range(max(pulled, self.pulled))) - rows.keys() - gone)
+        if len(acked) != counts[State.ACKED]:
+            self.problems.append(f"{counts[State.ACKED]} groups count as acked, {len(acked)} are")
+        self.counts["acks"] = len(acked)
+        self.acked, self.acking, self.pulled = acked, set(), pulled
+
+    def _check_rows(self, rows: dict[int, GroupSummary]) -> None:
+        """What has ended stays so, attempts are not forgotten, a finished group is not begun again."""
+        for place, one in rows.items():
+            if self.ended.get(place, one.state) is not one.state:
+                self.problems.append(f"group {place} was {self.ended[place]} and is {one.state}")
+            if one.state in ENDS:
+                self.ended[place] = one.state
+            now = one.attempt, one.attempts
+            before = self.attempts.get(place, (0, 0))
+            if now < before:
+                self.problems.append(f"group {place}: attempts were {before} and are {now}")
+            self.attempts[place] = now
+            if place in self.bodies and one.state in {State.WAITING, State.QUARANTINED}:
+                self.problems.append(f"group {place} was finished and is {one.state}")
+
+    def _check_bodies(self, rows: dict[int, GroupSummary], reader: LedgerReader) -> None:
+        """A group is committed once: what it was when it was finished it stays."""
+        for _, group in reader.groups():
+            place = self._place_of(group.id)
+            digest = hash(encode_group(group))
+            if self.bodies.setdefault(place, digest) != digest:
+                self.problems.append(f"group {place} is not the one that was committed")
+        self.counts["commits"] = len(self.bodies)
+        if missing := {place for place, one in rows.items() if one.newest_version is not None} - self.bodies.keys():
+            self.problems.append(f"finished groups without a body: {sorted(missing)}")

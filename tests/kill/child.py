@@ -1,0 +1,245 @@
+"""The process that is killed: an engine with a ledger on tiny servers, and a trainer with a checkpoint.
+
+Lives are made by a nest, which has imported everything and forks: a line with a life's orders in, its lines out, then
+``ended`` and its exit status (-9 if it was killed, after as many seconds as its orders say). A life says what was offered,
+and an ack before and after it is made; what it said before it was killed has been read by then.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import traceback
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import httpx
+import trio
+
+from trio_rollout import (
+    Batch,
+    Drop,
+    EngineSettings,
+    Group,
+    JsonlSource,
+    Keep,
+    PauseMode,
+    Prompt,
+    Retry,
+    RolloutEngine,
+    SamplingParams,
+    Trajectory,
+    open_ledger,
+    open_rollout_engine,
+    open_sglang_servers,
+)
+from trio_rollout.abc import Rollout
+from trio_rollout.errors import EndOfData
+from trio_rollout.ledger._store import StoreLimits
+from trio_rollout.sglang import ServerSettings
+
+SETTINGS = EngineSettings(
+    samples_per_prompt=2,
+    max_running=12,
+    max_ready=8,
+    retry=Retry(max_attempts=3, backoff_base=0.01, backoff_max=0.02),
+    failure_budget=100,
+)
+SIZES = StoreLimits(inline=2000, together=0, segment=200_000)
+MODES = (PauseMode.ABORT, PauseMode.RETRACT, PauseMode.IN_PLACE)
+
+
+@attrs.frozen(kw_only=True)
+class Orders:
+    """One life: where, how, and for how long (None: to its own end)."""
+
+    ledger: str
+    prompts: str
+    checkpoint: str
+    urls: tuple[str, ...]
+    epochs: int
+    keep: bool
+    seed: int
+    seconds: float | None = None
+
+
+def say(word: str, *rest: object) -> None:
+    """One line, in one write: a kill cuts none in two."""
+    os.write(1, (" ".join([word, *map(str, rest)]) + "\n").encode())
+
+
+def is_poison(number: int) -> bool:
+    """Whether a prompt fails whatever is tried."""
+    return number % 11 == 5
+
+
+def is_dull(number: int) -> bool:
+    """Whether a prompt's group is filtered."""
+    return number % 13 == 4 and not is_poison(number)
+
+
+async def generate(prompt: Prompt, rollout: Rollout) -> Trajectory:
+    """A turn; some fail every time or now and then, every third is large enough for a segment."""
+    number = int(prompt.id)
+    turn = await rollout.generate(rollout.input, SamplingParams(max_new_tokens=2 + number % 5, ignore_eos=True))
+    if is_poison(number) or (number % 7 == 2 and rollout.attempt % 2):
+        raise ValueError(f"attempt {rollout.attempt} fails")
+    return attrs.evolve(rollout.finish([turn]), metadata={"padding": "x" * (20_000 if number % 3 == 0 else 10)})
+
+
+async def reward(trajectory: Trajectory) -> float:
+    return float(len(trajectory.text))
+
+
+async def not_dull(group: Group) -> Keep | Drop:
+    return Drop("dull") if is_dull(int(group.prompt.id)) else Keep()
+
+
+@attrs.define(kw_only=True)
+class Trainer:
+    """Trains each group once: what it trained is in its checkpoint, and a batch is acked once that is written."""
+
+    engine: RolloutEngine
+    urls: tuple[str, ...]
+    path: Path
+    rng: random.Random
+    trained: dict[str, int] = attrs.field(factory=dict)
+    step: int = -1
+    out: list[Batch] = attrs.field(factory=list)
+
+    async def begin(self) -> None:
+        """Go on from the checkpoint, or where the engine is; give the servers weights if the last life died meanwhile."""
+        self.load()
+        if self.rng.random() < 0.5:
+            await self.engine.restore(self.step)
+            say("restored", self.step)
+        named = await self.named_versions()
+        if named != {str(self.engine.weight_version)} and named != {"default"}:
+            await self.update()
+
+    async def train(self) -> None:
+        """Take batches until the data ends; checkpoint, go back and update weights now and then."""
+        while True:
+            try:
+                batch = await self.engine.next_batch(self.rng.randint(1, 5))
+            except EndOfData:
+                break
+            ids = [str(group.id) for group in batch.groups]
+            say("offered", batch.step, *ids)
+            self.trained.update(dict.fromkeys(ids, batch.step))
+            self.out.append(batch)
+            await self.now_and_then()
+        await self.save()
+        say("end")
+
+    async def now_and_then(self) -> None:
+        dice = self.rng.random()
+        if dice < 0.45:
+            await self.save()
+        elif dice < 0.55:
+            self.load()
+            await self.engine.restore(self.step)
+            say("restored", self.step)
+        elif dice < 0.65:
+            await self.update()
+
+    def load(self) -> None:
+        """Be what the checkpoint says."""
+        self.out.clear()
+        if self.path.exists():
+            saved = json.loads(self.path.read_text("utf-8"))
+            self.step, self.trained = saved["step"], saved["trained"]
+        else:
+            self.step, self.trained = -1, {}
+
+    async def save(self) -> None:
+        """Write the checkpoint, then ack what is in it."""
+        if not self.out:
+            return
+        self.step = max(batch.step for batch in self.out)
+        beside = self.path.with_suffix(".new")
+        beside.write_text(json.dumps({"step": self.step, "trained": self.trained}), "utf-8")
+        beside.replace(self.path)
+        while self.out:
+            ids = [str(group.id) for group in self.out[0].groups]
+            say("acking", self.out[0].step, *ids)
+            await self.out.pop(0).ack()
+            say("acked", *ids)
+
+    async def named_versions(self) -> set[str]:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            return {(await client.get(f"{url}/model_info")).json()["weight_version"] for url in self.urls}
+
+    async def update(self) -> None:
+        """A weight update; the servers may be ahead of us if a life before this one died in a window."""
+        named = [int(version) for version in await self.named_versions() if version.isdecimal()]
+        version = max([self.engine.weight_version, *named]) + 1
+        body = {"new_version": str(version), "abort_all_requests": False}
+        async with (
+            self.engine.weight_update(version=version, mode=self.rng.choice(MODES)),
+            httpx.AsyncClient(trust_env=False) as client,
+        ):
+            for url in self.urls:
+                (await client.post(f"{url}/update_weight_version", json=body)).raise_for_status()
+        say("updated", version)
+
+
+async def live(orders: Orders) -> None:
+    """One life, to the end of the data if it is not killed before."""
+    async with (
+        open_sglang_servers(orders.urls, settings=ServerSettings(resume_at_start=True)) as servers,
+        open_ledger(orders.ledger, keep_acked=orders.keep, sizes=SIZES) as ledger,
+        open_rollout_engine(
+            JsonlSource(orders.prompts, epochs=orders.epochs),
+            generate,
+            servers=servers,
+            reward=reward,
+            group_filter=not_dull,
+            ledger=ledger,
+            settings=SETTINGS,
+        ) as engine,
+    ):
+        say("opened")
+        trainer = Trainer(engine=engine, urls=orders.urls, path=Path(orders.checkpoint), rng=random.Random(orders.seed))
+        await trainer.begin()
+        await trainer.train()
+
+
+def _hatch(orders: Orders) -> None:
+    """In the forked process."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    status = 1
+    try:
+        trio.run(partial(live, orders))
+        status = 0
+    except Exception:  # ruff: ignore[blind-except]  nothing but the status leaves this process
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _orders(line: str) -> Orders:
+    fields: dict[str, Any] = json.loads(line)
+    return Orders(**{**fields, "urls": tuple(fields["urls"])})
+
+
+def main() -> None:
+    """Make lives until stdin closes."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    for line in sys.stdin:
+        orders = _orders(line)
+        pid = os.fork()
+        if pid == 0:
+            _hatch(orders)
+        if orders.seconds is not None and signal.sigtimedwait({signal.SIGCHLD}, orders.seconds) is None:
+            os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        signal.sigtimedwait({signal.SIGCHLD}, 0)
+        say("ended", os.waitstatus_to_exitcode(status))
+
+
+if __name__ == "__main__":
+    main()
