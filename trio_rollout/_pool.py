@@ -4,6 +4,7 @@ Owns the nursery of attempts and the queue of waiting groups. Requeued groups jo
 waiting, before what was never pulled. Nothing here is polled: whoever frees a slot, requeues or opens the gate notifies.
 """
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from typing import final
@@ -34,6 +35,7 @@ from ._slots import SlotLease, Slots
 from .abc import Source
 from .errors import DataRefused, LedgerError, RolloutError, SourceError
 
+_LOGGER = logging.getLogger("trio_rollout")
 _AHEAD = 4
 """A quarter of what can run is pulled ahead: while a ledger writes a pull down, slots that become free do not wait for it."""
 
@@ -194,6 +196,8 @@ class Pool:
             )
         )
         self.book.requeue(entry, outcome.cause, attempts=verdict.attempts, free=verdict.free)
+        if outcome.cause is Cause.ERROR:  # user code's, mostly: nobody should have to look for it
+            _LOGGER.warning("group %s runs again, attempt %d failed: %s", entry.id, attempt.number, outcome.failure)
         self.instruments.emit(
             "group.requeued", id=entry.id, attempt=attempt.number, cause=outcome.cause, error=outcome.failure
         )
@@ -203,6 +207,7 @@ class Pool:
         report = QuarantineReport(id=entry.id, cause=outcome.cause, attempts=entry.attempt, error=outcome.failure)
         await self.record.write(Quarantined(report=report))
         self.book.quarantine(entry, report)
+        _LOGGER.error("group %s is quarantined after %d attempts: %s", entry.id, report.attempts, report.error)
         self.instruments.emit("group.quarantined", report=report)
         if self.budget.group_failed():
             self.fate.fail(

@@ -4,6 +4,7 @@ A scorer that raises, returns None, NaN or another type is tried again alone, as
 so they are kept. Only when the tries are used up does the attempt end with its error.
 """
 
+import logging
 import math
 import numbers
 import textwrap
@@ -21,6 +22,7 @@ from .abc import Drop, Keep
 from .errors import RewardError
 
 T = TypeVar("T")
+_LOGGER = logging.getLogger("trio_rollout")
 Score: TypeAlias = float | Mapping[str, float]
 
 
@@ -81,9 +83,10 @@ async def _tried(once: Callable[[], Awaitable[T]], recipe: Recipe, what: str) ->
         number += 1
         try:
             return await _in_time(once, seconds, what)
-        except Exception:
+        except Exception as error:
             if number >= retry.max_attempts:
                 raise
+            _LOGGER.warning("%s: try %d of %d failed: %r", what, number, retry.max_attempts, error)
         await wait_s(retry_wait_s(number, retry=retry, rng=recipe.ports.random))
 
 

@@ -79,6 +79,21 @@ async def test_a_judge_that_hangs_is_cut_at_the_rewards_deadline():
         assert len(await take_all(w.engine)) == 3
 
 
+async def test_a_scorer_that_fails_is_heard_of_at_each_try(caplog):
+    """Not only at the last one: with many tries left it would look like a run that hangs."""
+
+    async def reward(trajectory):
+        raise AttributeError("no attribute 'lenght'")
+
+    async with world(1, reward=reward) as w:
+        assert await take_all(w.engine) == []
+        (report,) = w.engine.quarantined()
+    tries = [record for record in caplog.records if "reward: try" in record.message]
+    assert len(tries) >= 2
+    assert "lenght" in tries[0].message
+    assert any(f"{report.id} is quarantined" in record.message for record in caplog.records)
+
+
 async def test_a_group_reward_scores_all_samples_at_once():
     async def group_reward(group):
         return [index / 10 for index, _ in enumerate(group.trajectories)]
