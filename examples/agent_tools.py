@@ -32,7 +32,7 @@ from trio_rollout import (
 )
 from trio_rollout.abc import Rollout
 from trio_rollout.tiny import DATA, TinySettings, TinyTokenizer, open_tiny_process
-from trio_rollout.tools import ShellTool, ToolCall, ToolName, ToolResult, TurnCancellation, open_rollout_tools
+from trio_rollout.tools import ShellTool, ToolCall, ToolName, ToolResult, TurnCancellation
 
 MOST_TURNS = 5
 CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
@@ -95,10 +95,10 @@ class Agent:
 
     async def __call__(self, _prompt: Prompt, rollout: Rollout, /) -> Trajectory:
         """Run one rollout in a sandbox of its own."""
-        async with open_rollout_tools(deadline=rollout.deadline) as tools, tools.open_sandbox() as sandbox:
+        async with rollout.tools.open_sandbox() as sandbox:
             turns = [await rollout.generate(rollout.input)]
             while (calls := self._calls(turns[-1])) and len(turns) < MOST_TURNS:
-                runtime = tools.runtime([ShellTool(sandbox.exec, interpreter=("sh", "-c"))])
+                runtime = rollout.tools.runtime([ShellTool(sandbox.exec, interpreter=("sh", "-c"))])
                 results = await runtime.call_all(calls, turn=TurnCancellation())
                 turns.append(
                     await rollout.generate([*turns[-1].prompt_ids, *turns[-1].output_ids, *self._said(results)])

@@ -253,10 +253,9 @@ async def open_rollout_engine(
     ports: Ports | None = None,
     gateway: Gateway | None = None,
 ) -> AsyncGenerator[RolloutEngine]:
-    """Run rollouts of the source's prompts until the block is left.
+    """Run rollouts of the source's prompts until the block is left; the unfinished goes back, or stays in the ledger.
 
-    Entering reads versions and the ledger. Leaving takes at most ``Deadlines.drain`` plus one accepted write; what is
-    unfinished goes back to the source or stays in the ledger.
+    Entering reads versions and the ledger. Leaving takes at most ``Deadlines.drain`` plus one accepted write.
 
     Raises:
       LedgerError: the ledger belongs to another run.

@@ -70,8 +70,10 @@ async def _scored_rollout(attempt: Attempt, recipe: Recipe, index: int, deadline
     limit, made = recipe.settings.deadlines.no_progress, None
     try:
         with recipe.gate.clock(limit) as clock, clock.scope:
-            handle = RolloutHandle(attempt, recipe, prompt, index, min(deadline, attempt.deadline), clock.wind)
-            made = await recipe.generate(prompt, handle)
+            end = min(deadline, attempt.deadline)
+            async with recipe.open_tools(deadline=end, on_output=clock.wind) as tools:
+                handle = RolloutHandle(attempt, recipe, prompt, index, end, clock.wind, tools)
+                made = await recipe.generate(prompt, handle)
         if clock.scope.cancelled_caught:
             raise await attempt.give_up(Cause.NO_PROGRESS, f"rollout {index}: nothing new for {limit} s")
         trajectory = _accepted(made, attempt, index)

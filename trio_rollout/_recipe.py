@@ -1,6 +1,9 @@
 """How an engine makes a group: the user's functions and what all rollouts share. Frozen, passed down, never looked up."""
 
 import copy
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
@@ -9,6 +12,19 @@ from ._core.values import Prompt
 from ._gate import Gate
 from ._ports import Ports
 from .abc import Gateway, Generate, GroupFilter, GroupReward, InferenceServers, Reward
+
+if TYPE_CHECKING:
+    from .tools import RolloutTools
+
+
+class OpenTools(Protocol):
+    """Gives one rollout its tools for the length of a block, and starts nothing before they are used."""
+
+    def __call__(
+        self, *, deadline: float, on_output: Callable[[], None]
+    ) -> AbstractAsyncContextManager["RolloutTools"]:
+        """Their scope."""
+        ...
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -23,6 +39,7 @@ class Recipe:
     gate: Gate
     settings: EngineSettings
     ports: Ports
+    open_tools: OpenTools
     gateway: Gateway | None = None
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import attrs
 
@@ -16,6 +16,9 @@ from ._recipe import Recipe
 from ._turn import sample_turn
 from .abc import ModelInput, OnTokens, Rollout, Session
 from .errors import GenerateError
+
+if TYPE_CHECKING:
+    from .tools import RolloutTools
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 
@@ -31,6 +34,7 @@ class RolloutHandle:
     index: int
     deadline: float
     _moved: Callable[[], None]
+    tools: "RolloutTools"
 
     @property
     def attempt(self) -> int:

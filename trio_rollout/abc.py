@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import attrs
 import numpy.typing as npt
@@ -15,9 +15,11 @@ from ._core.settings import Deadlines
 from ._core.statistics import ServerStatistics
 from ._core.values import Group, Prompt, Trajectory, Turn
 
+if TYPE_CHECKING:
+    from .tools import RolloutTools
+
 ModelInput: TypeAlias = Sequence[int] | npt.NDArray[Any] | str
 """What a server takes as a prompt: token ids, or text that the server itself turns into ids."""
-
 
 OnTokens: TypeAlias = Callable[[Sequence[int]], None]
 """Told of all ids that were sampled so far, whenever there are more. Called synchronously; must not block or raise."""
@@ -105,6 +107,11 @@ class Rollout(Protocol):
         """Open a session for an agent that speaks OpenAI or Anthropic over HTTP; needs the engine's ``gateway``."""
         ...
 
+    @property
+    def tools(self) -> "RolloutTools":
+        """Commands, exec sessions, sandboxes: what they start is dead and reaped when the generate function has ended."""
+        ...
+
     def finish(self, turns: Sequence[Turn], *, status: Status | None = None) -> Trajectory:
         """The trajectory of these turns; the status follows the last turn's stop unless given."""
         ...
@@ -166,7 +173,6 @@ class InferenceServers(Protocol):
 
         Raises:
           RequestRejected: no server could take it (messages without a tokenizer, an id outside the vocabulary).
-
         """
         ...
 
@@ -193,7 +199,6 @@ class InferenceServers(Protocol):
           RequestRejected: the servers' words for why no server will take this request.
           ServerLost: the server died with the request.
           ServerError: any other failure.
-
         """
         ...
 
@@ -202,7 +207,6 @@ class InferenceServers(Protocol):
 
         Raises:
           ServerError: names the servers that could not be paused in time; they count as lost from then on.
-
         """
         ...
 
@@ -253,7 +257,6 @@ class Ledger(Protocol):
 
         Raises:
           LedgerError: it belongs to another run, is of a newer format, or is in use.
-
         """
         ...
 
@@ -265,7 +268,6 @@ class Ledger(Protocol):
 
         Raises:
           LedgerError: this write, or one before it, failed; nothing of it counts as written.
-
         """
         ...
 

@@ -11,6 +11,7 @@ from trio_rollout._core.enums import Status
 from trio_rollout._core.sampling import SamplingParams
 from trio_rollout._core.values import Group, Prompt, Trajectory, Turn
 from trio_rollout.abc import ModelInput, Rollout
+from trio_rollout.tools import RolloutTools
 
 from .bridge import Bridge, Portal
 from .bridge._portal import call_with_portal
@@ -51,6 +52,11 @@ class AsyncioRollout:
     def input(self) -> ModelInput:
         """The prompt as the servers take it."""
         return self._rollout.input
+
+    @property
+    def tools(self) -> RolloutTools:
+        """The rollout's tools. They are Trio's: ``await rollout.portal.run(rollout.tools.run_captured, ["ls"])``."""
+        return self._rollout.tools
 
     async def generate(
         self,

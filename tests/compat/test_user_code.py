@@ -256,3 +256,20 @@ async def test_the_portal_runs_any_trio_function_and_not_for_longer_than_its_cal
         await collect(engine)
     with pytest.raises(RuntimeError, match="this portal's call is over"):
         await bridge.call(use_late)
+
+
+async def test_an_asyncio_generate_function_has_the_rollouts_tools(bridge):
+    """They are Trio's: it reaches them through its portal, and they end with the rollout."""
+
+    async def generate(prompt, rollout):
+        result = await rollout.portal.run(rollout.tools.run_captured, ["echo", "hello"])
+        assert result.stdout == b"hello\n"
+        return rollout.finish([await rollout.generate(rollout.input)])
+
+    async with open_rollout_engine(
+        IterableSource(prompts(1)),
+        asyncio_generate(generate, bridge=bridge, sampling=SamplingParams(max_new_tokens=3)),
+        servers=FakeServers(plan=lambda number, prompt: Say(seconds=0)),
+        settings=settings(attempts=1),
+    ) as engine:
+        assert len(await collect(engine)) == 1

@@ -24,6 +24,9 @@ STAGE_OF = {room: stage for stage, rooms in STAGES.items() for room in rooms.spl
 # These put stages together. Every other module of the top level is shared: it imports no stage, and all may import it.
 WIRING = {"", "_engine", "_parts", "testing", "cli"}
 
+# For type checkers only: what a generate function sees of its tools. Nothing of it is imported at run time.
+TYPES_ONLY = {f"trio_rollout.{here}": "trio_rollout.tools.RolloutTools" for here in ("abc", "_recipe", "_rollout")}
+
 # What values and decisions may be made of. Nothing here has a clock, a file, a socket or a source of randomness.
 CORE_IMPORTS = {
     "abc", "attrs", "base64", "bisect", "collections", "contextlib", "copy", "enum", "fractions", "functools", "hashlib",
@@ -54,7 +57,7 @@ def room(module: str) -> str:
 def forbidden(importer: str, imported: str) -> str | None:
     """Why a module of ``trio_rollout`` must not import this one of ``trio_rollout``, or None."""
     here, there = room(importer), room(imported)
-    if here == there or here in WIRING:
+    if here == there or here in WIRING or TYPES_ONLY.get(importer) == imported:
         return None
     if here == "_core" and there != "errors":
         return "the core knows only itself and the errors"

@@ -8,6 +8,7 @@ import trio
 from trio_rollout._core.settings import Deadlines
 from trio_rollout._ports import Ports
 from trio_rollout.tools import ExecLimits, RolloutTools, open_rollout_tools
+from trio_rollout.tools._wrap_up import WrapUp
 
 from .fake_child import FakeBackend
 
@@ -37,7 +38,9 @@ async def test_a_commands_time_is_cut_to_what_remains_of_the_rollout(autojump_cl
     backend.hold = trio.Event()
     began = trio.current_time()
     with trio.move_on_after(5) as rollout:
-        tools = RolloutTools(backend, Deadlines(tool=300), rollout.deadline, ExecLimits(), None, Ports())
+        tools = RolloutTools(
+            backend, Deadlines(tool=300), rollout.deadline, ExecLimits(), lambda: None, Ports(), WrapUp()
+        )
         async with trio.open_nursery() as nursery:
 
             @nursery.start_soon

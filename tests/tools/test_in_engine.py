@@ -1,19 +1,25 @@
 """Tools inside an engine: which failures are observations, which requeue, and that nothing outlives its attempt."""
 
+import math
+
 import pytest
 import trio
 
-from trio_rollout import Cause, Deadlines, EngineSettings, IterableSource, Retry, Status, open_rollout_engine
+from trio_rollout import Cause, Deadlines, EngineSettings, IterableSource, Leftovers, Retry, Status, open_rollout_engine
 from trio_rollout.testing import FakeServers, Say, prompts
-from trio_rollout.tools import LocalSandboxes, SandboxSettings, open_rollout_tools
+from trio_rollout.tools import LocalSandboxes, SandboxCounts, SandboxSettings, open_rollout_tools
 
 QUICK = {"samples_per_prompt": 1, "retry": Retry(backoff_base=0.0)}
 
 
-def engine_of(generate, **settings):
+def engine_of(generate, *, reward=None, **settings):
     servers = FakeServers(plan=lambda *_: Say(seconds=0.0))
     return open_rollout_engine(
-        IterableSource(prompts(1)), generate, servers=servers, settings=EngineSettings(**{**QUICK, **settings})
+        IterableSource(prompts(1)),
+        generate,
+        servers=servers,
+        reward=reward,
+        settings=EngineSettings(**{**QUICK, **settings}),
     )
 
 
@@ -39,11 +45,10 @@ async def test_a_command_over_its_limit_is_an_observation_and_the_rollout_comple
     seen = []
 
     async def generate(_prompt, rollout):
-        async with open_rollout_tools(deadline=rollout.deadline, deadlines=Deadlines(tool=0.2)) as tools:
-            seen.append(await tools.run_captured(["sleep", "600"]))
+        seen.append(await rollout.tools.run_captured(["sleep", "600"]))
         return rollout.finish([await rollout.generate([1, 2])])
 
-    async with engine_of(generate) as engine:
+    async with engine_of(generate, deadlines=Deadlines(tool=0.2)) as engine:
         batch = await engine.next_batch(1)
         assert sum(engine.statistics().requeues.values()) == 0
 
@@ -65,10 +70,7 @@ async def test_a_sandbox_that_cannot_be_created_is_infrastructure_and_requeues(t
     provider = HangsOnce(tmp_path / "sandboxes")
 
     async def generate(_prompt, rollout):
-        async with (
-            open_rollout_tools(deadline=rollout.deadline) as tools,
-            tools.open_sandbox(provider, settings=SandboxSettings(create=0.2)) as sandbox,
-        ):
+        async with rollout.tools.open_sandbox(provider, settings=SandboxSettings(create=0.2)) as sandbox:
             await sandbox.write_file("attempt", str(rollout.attempt))
         return rollout.finish([await rollout.generate([1, 2])])
 
@@ -92,10 +94,7 @@ async def test_a_cleanup_that_fails_changes_no_result(tmp_path):
     provider = Refuses(tmp_path / "sandboxes")
 
     async def generate(_prompt, rollout):
-        async with (
-            open_rollout_tools() as tools,
-            tools.open_sandbox(provider, settings=SandboxSettings(backoff=0.01)) as sandbox,
-        ):
+        async with rollout.tools.open_sandbox(provider, settings=SandboxSettings(backoff=0.01)) as sandbox:
             await sandbox.write_file("x", "y")
         return rollout.finish([await rollout.generate([1, 2])])
 
@@ -133,8 +132,7 @@ async def test_leaving_the_engine_ends_the_tools_of_running_rollouts(processes):
     began = trio.Event()
 
     async def generate(_prompt, rollout):
-        async with open_rollout_tools(deadline=rollout.deadline) as tools:
-            await tools.run_captured(["sh", "-c", "echo up; exec sleep 600"], on_chunk=lambda *_: began.set())
+        await rollout.tools.run_captured(["sh", "-c", "echo up; exec sleep 600"], on_chunk=lambda *_: began.set())
         return rollout.finish([await rollout.generate([1, 2])])
 
     async with engine_of(generate):
@@ -142,3 +140,157 @@ async def test_leaving_the_engine_ends_the_tools_of_running_rollouts(processes):
             await began.wait()
 
     assert processes.marked() == []
+
+
+async def test_tools_that_nobody_uses_start_nothing(processes):
+    async def generate(_prompt, rollout):
+        assert not rollout.tools._supervisor.started
+        turn = await rollout.generate([1, 2])
+        seen.append(processes.children())
+        return rollout.finish([turn])
+
+    seen = []
+    async with engine_of(generate) as engine:
+        await engine.next_batch(1)
+
+    assert seen == [0]
+
+
+async def test_what_a_command_leaves_is_gone_when_its_generate_function_has_ended(processes):
+    """Kept leftovers and forgotten sessions end with the rollout, before its reward is asked for."""
+
+    async def generate(_prompt, rollout):
+        kept = ["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & echo up"]
+        await rollout.tools.run_captured(kept, leftovers=Leftovers.KEEP)
+        assert processes.marked() != []
+        return rollout.finish([await rollout.generate([1, 2])])
+
+    async def reward(_trajectory):
+        await trio.lowlevel.checkpoint()
+        alive.append(processes.marked())
+        return 1.0
+
+    alive = []
+    async with engine_of(generate, reward=reward) as engine:
+        await engine.next_batch(1)
+
+    assert alive == [[]]
+
+
+async def chatty(run, **options):
+    """Speaks every 50 ms for half a second."""
+    return await run(["sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10; do echo $i; sleep 0.05; done"], **options)
+
+
+async def in_tools(tools):
+    return (await chatty(tools.run_captured)).exit_code
+
+
+async def in_a_sandbox(tools):
+    async with tools.open_sandbox() as sandbox:
+        return (await chatty(sandbox.exec)).exit_code
+
+
+async def in_a_session(tools):
+    async with tools.open_sessions() as sessions:
+        return (await chatty(sessions.exec_command, call_id="1", yield_time=30)).exit_code
+
+
+async def in_quiet_steps(tools):
+    """No output at all, but one command after the other."""
+    return sum([(await tools.run_captured(["sleep", "0.05"])).exit_code for _ in range(20)])
+
+
+@pytest.mark.parametrize("work", [in_tools, in_a_sandbox, in_a_session, in_quiet_steps])
+async def test_tool_output_is_progress(work):
+    """It all takes longer than ``no_progress``, and goes on for ever without a new token."""
+    limit = 3.0
+
+    async def generate(_prompt, rollout):
+        codes = []
+        until = trio.current_time() + 1.3 * limit
+        while trio.current_time() < until:
+            codes.append(await work(rollout.tools))
+        assert set(codes) == {0}
+        return rollout.finish([await rollout.generate([1, 2])])
+
+    async with engine_of(generate, deadlines=Deadlines(no_progress=limit)) as engine:
+        await engine.next_batch(1)
+        assert sum(engine.statistics().requeues.values()) == 0
+
+
+async def test_a_silent_command_is_no_progress(processes):
+    async def generate(_prompt, rollout):
+        if rollout.attempt == 1:
+            await rollout.tools.run_captured(["sleep", "600"])
+        return rollout.finish([await rollout.generate([1, 2])])
+
+    async with engine_of(generate, deadlines=Deadlines(no_progress=0.3)) as engine:
+        batch = await engine.next_batch(1)
+        assert engine.statistics().requeues[Cause.NO_PROGRESS] == 1
+
+    assert batch.groups[0].attempt == 2
+    assert processes.marked() == []
+
+
+class Service:
+    """Sandboxes far away, in virtual time; what it is told to hang in never comes back."""
+
+    spawn = None
+
+    def __init__(self, hangs):
+        self.counts = SandboxCounts()
+        self.asked = []
+        self._hangs = hangs
+
+    async def _do(self, what):
+        self.asked.append(what)
+        await trio.sleep(math.inf if what in self._hangs else 0.1)
+
+    async def create(self, _spec):
+        await self._do("create")
+        return self
+
+    async def destroy(self, _name):
+        await self._do("destroy")
+
+    async def exec(self, _argv, **_limits):
+        await self._do("exec")
+
+
+@pytest.mark.parametrize("hangs", [["destroy"], ["create"], ["create", "destroy"], ["exec", "destroy"]])
+async def test_leaving_an_engine_waits_no_longer_for_sandboxes_than_its_drain(autojump_clock, hangs):
+    """P9. By themselves they would have 120 s to be created, and 10 s to be destroyed."""
+    service = Service(hangs)
+
+    async def generate(_prompt, rollout):
+        async with rollout.tools.open_sandbox(service) as sandbox:
+            await sandbox.exec(["work"])
+        return rollout.finish([await rollout.generate([1, 2])])
+
+    async with engine_of(generate, deadlines=Deadlines(drain=6.0, abort=2.0)):
+        await trio.sleep(1)
+        left_at = trio.current_time()
+
+    assert trio.current_time() - left_at <= 6.0
+    assert service.asked[-1] == "destroy", "whatever became of its creation"
+    assert service.counts.leaked == ("destroy" in hangs)
+
+
+async def test_without_a_hurry_a_sandbox_has_all_the_time_of_its_settings(autojump_clock):
+    service = Service([])
+
+    async def slow(_name):
+        await trio.sleep(8)
+
+    service.destroy = slow
+
+    async def generate(_prompt, rollout):
+        async with rollout.tools.open_sandbox(service, settings=SandboxSettings(destroy=10)):
+            pass
+        return rollout.finish([await rollout.generate([1, 2])])
+
+    async with engine_of(generate, deadlines=Deadlines(drain=6.0, abort=2.0)) as engine:
+        await engine.next_batch(1)
+
+    assert (service.counts.destroyed, service.counts.leaked) == (1, 0)

@@ -11,7 +11,7 @@ import os
 import resource
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import final
@@ -110,6 +110,7 @@ class LocalSandbox:
     _supervisor: Supervisor
     _owner: int
     _env: Mapping[str, str]
+    _on_output: Callable[[], None]
 
     @property
     def files(self) -> Path:
@@ -137,7 +138,11 @@ class LocalSandbox:
         timeout: float | None,  # noqa: ASYNC109  expiry is a result here, unlike a cancelled scope
     ) -> Captured:
         """Run a command to its end."""
-        plan = CapturePlan(expiration=Expiration(timeout=timeout), limits=self._provider.limits)
+        plan = CapturePlan(
+            expiration=Expiration(timeout=timeout),
+            limits=self._provider.limits,
+            on_chunk=lambda *_: self._on_output(),
+        )
         return await capture(self.spawn, self.command(argv, cwd=cwd, env=env), plan)
 
     async def read_file(self, path: str) -> bytes:
@@ -174,7 +179,8 @@ class LocalSandboxes:
         owner = await trio.to_thread.run_sync(_make, self.root, spec.name)
         home = self.root / spec.name
         env = {**minimal_environment(), "HOME": str(home / _FILES), "TMPDIR": str(home / "tmp"), **self.env, **spec.env}
-        self._open[spec.name] = LocalSandbox(home, self, Supervisor(self.limits.teardown), owner, env)
+        supervisor = Supervisor(self.limits.teardown)
+        self._open[spec.name] = LocalSandbox(home, self, supervisor, owner, env, spec.on_output)
         return self._open[spec.name]
 
     async def destroy(self, name: str) -> None:

@@ -24,12 +24,13 @@ from ._limits import DEFAULT_LIMITS, ExecLimits
 from ._local_sandbox import LocalSandboxes
 from ._network import NetworkPolicy
 from ._pause import PauseState
-from ._sandbox import Sandbox, open_sandbox
+from ._sandbox import Sandbox, open_sandbox, tells_of_output
 from ._sandbox_provider import SandboxProvider, SandboxSettings
-from ._session_values import OutputDelta, SessionEvent, SessionListener
+from ._session_values import SessionListener
 from ._sessions import ExecSessions, open_exec_sessions
 from ._supervisor import Supervisor, open_supervisor
 from ._tool import Hooks, LifecycleListener, Tool, ToolRegistry, as_registry
+from ._wrap_up import WrapUp
 
 # What a tool leaves of the rollout's time, so that its result can still become a turn: a tenth, but no more than this.
 _MARGIN_S = 1.0
@@ -57,8 +58,9 @@ class RolloutTools:
     _deadlines: Deadlines
     _deadline: float
     _limits: ExecLimits
-    _on_output: Callable[[], None] | None
+    _on_output: Callable[[], None]
     _ports: Ports
+    _wrap_up: WrapUp
 
     def budget(self, asked: float | None = None) -> float | None:
         """Seconds that a tool started now may take; None without any limit."""
@@ -90,7 +92,6 @@ class RolloutTools:
           SupervisorLost: what contains the rollout's commands has died.
           ValueError: argv is empty.
           CommandTimeout, CommandSignalled: with ``check``.
-
         """
         expiration = Expiration(
             timeout=tool_limit(timeout, self._deadlines.tool),
@@ -106,6 +107,7 @@ class RolloutTools:
         )
         command = Command(argv=argv, cwd=cwd, env=env)
         result = await capture(self._supervisor.spawn, command, plan)
+        self._on_output()  # a command that says nothing has got somewhere all the same
         return checked(result, command) if check else result
 
     def open_sessions(
@@ -125,7 +127,7 @@ class RolloutTools:
             limits=self._limits,
             network=network,
             pause=pause,
-            listeners=(*listeners, self._session_progress),
+            listeners=(*listeners, tells_of_output(self._on_output)),
             ports=self._ports,
             drain_timeout=drain_timeout,
         )
@@ -150,6 +152,8 @@ class RolloutTools:
             limits=self._limits,
             ports=self._ports,
             env=env,
+            on_output=self._on_output,
+            wrap_up=self._wrap_up,
         )
 
     def runtime(
@@ -169,18 +173,11 @@ class RolloutTools:
             on_timing=on_timing,
         )
 
-    def _session_progress(self, event: SessionEvent) -> None:
-        if self._on_output is not None and isinstance(event, OutputDelta):
-            self._on_output()
-
-    def _watched(self, on_chunk: OnChunk | None) -> OnChunk | None:
+    def _watched(self, on_chunk: OnChunk | None) -> OnChunk:
         """Output is progress: the rollout is told of it, then the caller."""
-        on_output = self._on_output
-        if on_output is None:
-            return on_chunk
 
         def tell(stream: str, chunk: bytes) -> None:
-            on_output()
+            self._on_output()
             if on_chunk is not None:
                 on_chunk(stream, chunk)
 
@@ -193,18 +190,20 @@ async def open_rollout_tools(
     deadline: float = math.inf,
     deadlines: Deadlines | None = None,
     limits: ExecLimits | None = None,
-    on_output: Callable[[], None] | None = None,
+    on_output: Callable[[], None] = lambda: None,
     ports: Ports | None = None,
 ) -> AsyncGenerator[RolloutTools]:
-    """Give one rollout its tools for the length of a block.
+    """Give one rollout its tools for the length of a block. Inside an engine ``rollout.tools`` has them already.
 
-    ``deadline`` is when the rollout must be over, on Trio's clock. ``on_output`` is called with each piece of output of
-    a tool, which counts as progress. Entering costs nothing: the process that contains the commands is started with the
-    first one. Leaving blocks until everything that was started is dead and reaped, shielded, within ``limits.teardown`` and
-    ``deadlines.abort``, the time that an engine leaves to a cancelled rollout; what takes longer is killed without us.
+    ``deadline`` is when the rollout must be over, on Trio's clock. ``on_output`` is called with each piece of output and at
+    the end of each command: both count as progress. Entering costs nothing: the process that contains the commands is
+    started with the first one. Leaving blocks until everything that was started is dead and reaped, shielded, within
+    ``limits.teardown`` and, cancelled, ``deadlines.abort``, the time that an engine leaves to a cancelled rollout; what takes
+    longer is killed without us.
     """
     limits = limits or DEFAULT_LIMITS
+    wrap_up = WrapUp() if deadlines is None else WrapUp(deadlines.abort)
     if deadlines is not None and deadlines.abort < limits.teardown:
         limits = attrs.evolve(limits, teardown=deadlines.abort)
-    async with open_supervisor(limits) as supervisor:
-        yield RolloutTools(supervisor, deadlines or _DEADLINES, deadline, limits, on_output, ports or Ports())
+    async with open_supervisor(limits, wrap_up) as supervisor:
+        yield RolloutTools(supervisor, deadlines or _DEADLINES, deadline, limits, on_output, ports or Ports(), wrap_up)

@@ -2,7 +2,8 @@
 
 1. A sandbox has its name before it exists, so that it can be destroyed whatever became of its creation.
 2. Creating is shielded and bounded: a cancellation comes out once it is known what there is to destroy.
-3. Destroying is shielded and bounded and changes no result; what could not be destroyed is counted and logged.
+3. Destroying is shielded and bounded and changes no result; what could not be destroyed is counted and logged. Both are
+   hurried once what surrounds them is cancelled: whoever leaves an engine waits no longer than its drain.
 4. Only what certainly did not run is tried again (``NeverRan``); anything else might run twice.
 5. Its lifetime at the provider follows from the rollout's deadlines: a host that dies leaves nothing for ever.
 """
@@ -10,7 +11,8 @@
 import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TypeVar, final
 
 import attrs
@@ -23,12 +25,23 @@ from ._capture import Captured
 from ._command import Argv
 from ._limits import DEFAULT_LIMITS, ExecLimits
 from ._sandbox_provider import NeverRan, SandboxBackend, SandboxProvider, SandboxSettings, SandboxSpec
-from ._session_values import ExecOutput
+from ._session_values import ExecOutput, OutputDelta, SessionEvent, SessionListener
 from ._sessions import ExecSessions, open_exec_sessions
+from ._wrap_up import WrapUp
 
 _log = logging.getLogger("trio_rollout.tools")
 
 T = TypeVar("T")
+
+
+def tells_of_output(on_output: Callable[[], None]) -> SessionListener:
+    """A listener of sessions that calls ``on_output`` with every piece of output."""
+
+    def listen(event: SessionEvent) -> None:
+        if isinstance(event, OutputDelta):
+            on_output()
+
+    return listen
 
 
 def lifetime(settings: SandboxSettings, remaining: float | None) -> float:
@@ -61,7 +74,7 @@ async def retried(call: Callable[[], Awaitable[T]], settings: SandboxSettings, p
 
 @asynccontextmanager
 async def owned_sandbox(
-    provider: SandboxProvider, spec: SandboxSpec, settings: SandboxSettings, ports: Ports
+    provider: SandboxProvider, spec: SandboxSpec, settings: SandboxSettings, ports: Ports, wrap_up: WrapUp
 ) -> AsyncGenerator[SandboxBackend]:
     """Create a sandbox, and destroy it at the end of the block, also if its creation was cancelled or failed.
 
@@ -72,35 +85,37 @@ async def owned_sandbox(
     exists = True
     try:
         try:
-            backend = await _create(provider, spec, settings, ports)
+            backend = await _create(provider, spec, settings, ports, wrap_up)
         except NeverRan:
             exists = False
             raise
-        await trio.lowlevel.checkpoint()  # a cancellation that had to wait for the creation
         yield backend
     finally:
         if exists:
-            # Bounded by itself: each failed try, and all of them.
-            with trio.move_on_after(settings.destroy, shield=True) as limit:
-                await _destroy(provider, spec.name, settings, ports)
-            if limit.cancelled_caught:
+            began = trio.current_time()
+            destroy = partial(_destroy, provider, spec.name, settings, ports)
+            if not await wrap_up.shielded(destroy, settings.destroy):  # noqa: ASYNC102  it shields and bounds itself
                 provider.counts.leaked += 1
-                _log.warning("sandbox %s was not destroyed within %.1f s", spec.name, settings.destroy)
+                _log.warning("sandbox %s was not destroyed within %.1f s", spec.name, trio.current_time() - began)
 
 
 async def _create(
-    provider: SandboxProvider, spec: SandboxSpec, settings: SandboxSettings, ports: Ports
+    provider: SandboxProvider, spec: SandboxSpec, settings: SandboxSettings, ports: Ports, wrap_up: WrapUp
 ) -> SandboxBackend:
-    backend: SandboxBackend | None = None
-    with trio.move_on_after(settings.create, shield=True):
+    made: list[SandboxBackend] = []
+
+    async def create() -> None:
         try:
-            backend = await retried(lambda: provider.create(spec), settings, ports)
+            made.append(await retried(lambda: provider.create(spec), settings, ports))
         except OSError as error:
             raise ToolError(f"sandbox {spec.name}: {error}") from error
-    if backend is None:
+        provider.counts.created += 1
+
+    await wrap_up.shielded(create, settings.create, share=0.5)
+    await trio.lowlevel.checkpoint()  # a cancellation that had to wait for the creation, or has hurried it
+    if not made:
         raise ToolError(f"sandbox {spec.name}: not created within {settings.create} s")
-    provider.counts.created += 1
-    return backend
+    return made[0]
 
 
 async def _destroy(provider: SandboxProvider, name: str, settings: SandboxSettings, ports: Ports) -> None:
@@ -128,6 +143,7 @@ class Sandbox:
     _sessions: ExecSessions | None
     _budget: Callable[[float | None], float | None]
     _retried: Callable[[Callable[[], Awaitable[Captured]]], Awaitable[Captured]]
+    _on_output: Callable[[], None]
 
     @property
     def sessions(self) -> ExecSessions:
@@ -158,7 +174,9 @@ class Sandbox:
 
         """
         limit = self._budget(timeout)
-        return await self._retried(lambda: self._backend.exec(argv, cwd=cwd, env=env, timeout=limit))
+        result = await self._retried(lambda: self._backend.exec(argv, cwd=cwd, env=env, timeout=limit))
+        self._on_output()
+        return result
 
     async def start(
         self,
@@ -198,6 +216,15 @@ class Sandbox:
         await self._backend.write_file(path, content.encode() if isinstance(content, str) else content)
 
 
+def _sessions_of(
+    backend: SandboxBackend, limits: ExecLimits, ports: Ports, on_output: Callable[[], None]
+) -> AbstractAsyncContextManager[ExecSessions] | None:
+    if backend.spawn is None:
+        return None
+    listeners = (tells_of_output(on_output),)
+    return open_exec_sessions(backend.spawn, command=backend.command, limits=limits, ports=ports, listeners=listeners)
+
+
 @asynccontextmanager
 async def open_sandbox(
     provider: SandboxProvider,
@@ -208,12 +235,15 @@ async def open_sandbox(
     limits: ExecLimits | None = None,
     ports: Ports | None = None,
     env: Mapping[str, str] | None = None,
+    on_output: Callable[[], None] = lambda: None,
+    wrap_up: WrapUp | None = None,
 ) -> AsyncGenerator[Sandbox]:
     """Have a sandbox for the length of a block.
 
-    ``label`` is the run's, for ``provider.sweep``. ``budget`` cuts times to what remains of the rollout
-    (``rollout.tools.open_sandbox`` passes it). Entering blocks for the creation, at most ``settings.create``, and
-    cannot be cancelled meanwhile; leaving kills what runs and destroys it, shielded, within ``settings.destroy``.
+    ``label`` is the run's, for ``provider.sweep``. ``budget`` cuts times to what remains of the rollout, ``on_output`` is
+    told of progress, and ``wrap_up`` hurries a cancelled creation and its end (``rollout.tools.open_sandbox`` passes all
+    three). Entering blocks for the creation, at most ``settings.create``; cancelled meanwhile, it waits until it is known
+    what there is to destroy. Leaving kills what runs and destroys it, shielded, within ``settings.destroy``.
 
     Raises:
       ToolError: it could not be created. Infrastructure: the group is requeued.
@@ -221,15 +251,16 @@ async def open_sandbox(
     """
     settings, limits, ports = settings or SandboxSettings(), limits or DEFAULT_LIMITS, ports or Ports()
     name = f"{label}-{ports.new_rid()}"
-    spec = SandboxSpec(name=name, label=label, lifetime=lifetime(settings, budget(None)), env=dict(env or {}))
+    spec = SandboxSpec(
+        name=name, label=label, lifetime=lifetime(settings, budget(None)), env=dict(env or {}), on_output=on_output
+    )
 
     async def retry(call: Callable[[], Awaitable[Captured]]) -> Captured:
         return await retried(call, settings, ports)
 
     async with AsyncExitStack() as stack:
-        backend = await stack.enter_async_context(owned_sandbox(provider, spec, settings, ports))
-        sessions: ExecSessions | None = None
-        if backend.spawn is not None:
-            opened = open_exec_sessions(backend.spawn, command=backend.command, limits=limits, ports=ports)
-            sessions = await stack.enter_async_context(opened)
-        yield Sandbox(name, backend, sessions, budget, retry)
+        owned = owned_sandbox(provider, spec, settings, ports, wrap_up or WrapUp())
+        backend = await stack.enter_async_context(owned)
+        opened = _sessions_of(backend, limits, ports, on_output)
+        sessions = None if opened is None else await stack.enter_async_context(opened)
+        yield Sandbox(name, backend, sessions, budget, retry, on_output)

@@ -4,7 +4,7 @@ The rules of using one are in ``_sandbox``. A provider only has to do what it is
 whether a request that failed can have had an effect (``NeverRan`` says that it can't).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, final
 
 import attrs
@@ -22,12 +22,16 @@ class NeverRan(ToolError):
 
 @attrs.frozen(kw_only=True)
 class SandboxSpec:
-    """What a provider is asked for. ``label`` is the run's; ``lifetime`` in seconds, after which it may go by itself."""
+    """What a provider is asked for. ``label`` is the run's; ``lifetime`` in seconds, after which it may go by itself.
+
+    ``on_output`` is to be called with each piece of a command's output, by providers that see it before the end.
+    """
 
     name: str
     label: str
     lifetime: float
     env: Mapping[str, str] = attrs.field(factory=dict)
+    on_output: Callable[[], None] = attrs.field(default=lambda: None, eq=False, repr=False)
 
 
 class SandboxBackend(Protocol):

@@ -28,6 +28,7 @@ from ._session_store import SessionStore
 from ._session_values import ExecOutput, ExecStatistics, ProcessInfo, SessionListener
 from ._stdin import send_interrupt, write_input
 from ._supervisor import open_supervisor
+from ._wrap_up import WrapUp
 
 ONE_SHOT_TIMEOUT_CODE = 124
 
@@ -247,7 +248,7 @@ async def open_exec_sessions(
     ports = ports or Ports()
     async with AsyncExitStack() as stack:
         if spawn is None:
-            spawn = (await stack.enter_async_context(open_supervisor(limits))).spawn
+            spawn = (await stack.enter_async_context(open_supervisor(limits, WrapUp()))).spawn
         store: SessionStore[Session] = SessionStore(ports.random.randrange, deterministic=deterministic_ids)
         host = SessionHost(spawn, limits, pause or PauseState(), listeners, ports, store)
 

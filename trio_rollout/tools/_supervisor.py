@@ -23,6 +23,7 @@ from ._command import Command
 from ._descriptors import as_file, open_stdio, send_descriptors
 from ._errors import SpawnError, SupervisorLost
 from ._limits import ExecLimits
+from ._wrap_up import WrapUp
 
 _log = logging.getLogger("trio_rollout.tools")
 _MAIN = Path(__file__).with_name("_supervisor_main.py")
@@ -251,32 +252,28 @@ class Supervisor:
 
         The caller shields and bounds it.
         """
-        await trio.lowlevel.checkpoint()
         if self._process is None or self._requests is None:
+            await trio.lowlevel.checkpoint()
             return
         for control in self._kept:
             control.close()
-        self._requests.close()
+        self._requests.close()  # which is its order to kill everything; whether or not we can wait for the proof
         status = await self._process.wait()
         if status != 0:
             _log.warning("the supervisor of a rollout's commands ended with status %d", status)
 
 
 @asynccontextmanager
-async def open_supervisor(limits: ExecLimits) -> AsyncGenerator[Supervisor]:
+async def open_supervisor(limits: ExecLimits, wrap_up: WrapUp) -> AsyncGenerator[Supervisor]:
     """Contain commands for the length of a block. Entering starts nothing; the first command starts the supervisor.
 
-    Leaving blocks until everything that was started is dead and reaped, in a shield of ``limits.teardown``; what takes
-    longer is logged, and killed by the supervisor whenever it can be.
+    Leaving blocks until everything that was started is dead and reaped, in a shield of ``limits.teardown``, less if
+    ``wrap_up`` is hurried; what takes longer is logged, and killed by the supervisor whenever it can be.
     """
     supervisor = Supervisor(limits.teardown)
     try:
         yield supervisor
     finally:
-        proven = not supervisor.started
-        if not proven:
-            with trio.move_on_after(limits.teardown, shield=True):
-                await supervisor.close()
-                proven = True
-        if not proven:
+        close = wrap_up.shielded(supervisor.close, limits.teardown) if supervisor.started else None
+        if close is not None and not await close:  # noqa: ASYNC102  it shields and bounds itself
             _log.warning("processes of a rollout were still alive %.1f s after they were killed", limits.teardown)
