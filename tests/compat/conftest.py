@@ -1,6 +1,7 @@
-"""Bridges with each backend, and a host's loop to attach to."""
+"""Bridges with each backend, a host's loop to attach to, and what slime's and miles's tests run against."""
 
 import asyncio
+import importlib
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -8,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from trio_rollout.testing import open_fake_sglang
 from trio_rollout_compat.bridge import Bridge, BridgeSettings, open_bridge
+from trio_rollout_compat.thread import open_engine_thread
 
 OpenBridge = Callable[..., AbstractAsyncContextManager[Bridge]]
 
@@ -52,3 +55,16 @@ async def bridge(open_any: OpenBridge) -> AsyncGenerator[Bridge]:
     """One with the defaults of ``open_any``."""
     async with open_any() as bridge:
         yield bridge
+
+
+@pytest.fixture
+def server() -> Generator[Any]:
+    """A fake SGLang on a thread of its own: ``server.call(fn)`` runs on it, ``server.value`` is it."""
+    with open_engine_thread(open_fake_sglang) as thread:
+        yield thread
+
+
+@pytest.fixture
+def seen(host: Any) -> list[Any]:
+    """What the host's user functions were called with."""
+    return importlib.import_module("user_functions").SEEN

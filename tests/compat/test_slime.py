@@ -1,87 +1,25 @@
 """The engine as slime's rollout function: its plug-ins, its types, its threads; servers are a fake one on a socket."""
 
-import importlib
 import sys
 import threading
-from argparse import Namespace
-from pathlib import Path
+from argparse import ArgumentParser, Namespace
 
-import httpx
 import pytest
 import trio
 
 from trio_rollout.errors import SettingsError
-from trio_rollout.testing import Run, open_fake_sglang
-from trio_rollout_compat.slime import close_engines, generate_rollout
+from trio_rollout.testing import Run
+from trio_rollout_compat.slime import add_arguments, close_engines, generate_rollout
 from trio_rollout_compat.slime._arguments import ARGUMENTS, REFUSED, REQUIRED, Arguments
-from trio_rollout_compat.slime._plugins import load
-from trio_rollout_compat.thread import open_engine_thread
 
-HOSTS = Path(__file__).parent / "hosts"
+from .hosting import DataSource, arguments, importable, rows, update_behind_our_back
 
 
 @pytest.fixture
 def host(monkeypatch):
     """slime is importable; its loop ends with the test."""
-    monkeypatch.syspath_prepend(str(HOSTS))
-    load.cache_clear()
-    yield importlib.import_module("slime.utils.async_utils")
-    try:
-        close_engines()
-    finally:
-        loop = sys.modules["slime.utils.async_utils"].async_loop
-        if loop is not None:
-            loop.stop()
-        for name in [name for name in sys.modules if name == "user_functions" or name.partition(".")[0] == "slime"]:
-            del sys.modules[name]
-
-
-@pytest.fixture
-def seen(host):
-    return importlib.import_module("user_functions").SEEN
-
-
-@pytest.fixture
-def server():
-    """A fake server on a thread of its own: ``server.call(fn)`` runs on it, ``server.value`` is it."""
-    with open_engine_thread(open_fake_sglang) as thread:
-        yield thread
-
-
-class DataSource:
-    """slime's, with what the tests want to know: which threads called it, and what came back."""
-
-    def __init__(self, samples=2):
-        self.samples, self.taken, self.threads, self.returned = samples, 0, set(), []
-
-    def get_samples(self, count):
-        self.threads.add(threading.current_thread())
-        return [self._group() for _ in range(count)]
-
-    def _group(self):
-        sample = importlib.import_module("slime.utils.types").Sample
-        number, self.taken = self.taken, self.taken + 1
-        first = number * self.samples
-        return [sample(group_index=number, index=first + n, prompt=f"prompt {number}") for n in range(self.samples)]
-
-    def add_samples(self, groups):
-        self.threads.add(threading.current_thread())
-        assert all(len(group) == self.samples for group in groups)
-        self.returned.append(groups)
-
-
-def arguments(server, **more):
-    defaults = {
-        "rollout_batch_size": 3,
-        "n_samples_per_prompt": 2,
-        "rollout_max_response_len": 8,
-        "rollout_external_engine_addrs": [server.value.url],
-    }
-    return Namespace(**{**defaults, **more})
-
-
-def rows(output):
-    return [sample for group in output.samples for sample in group]
+    with importable(monkeypatch, "slime") as loops:
+        yield loops
 
 
 def test_the_stock_path_goes_through_the_native_client(host, server, caplog):
@@ -178,15 +116,6 @@ def test_what_the_host_aborted_is_tried_again_from_a_pristine_sample(host, seen,
     assert output.metrics["rollout/fully_async/requeued_server_lost"] >= 2
     sessions = [entry[1] for entry in seen if len(entry) == 2]
     assert len(sessions) == len(set(sessions))
-
-
-async def update_behind_our_back(fake):
-    """What the host does to each server, whatever runs there."""
-    await fake.until(lambda: fake.in_flight == 2)
-    async with httpx.AsyncClient(base_url=fake.url, trust_env=False) as client:
-        await client.post("/pause_generation", json={"mode": "abort"})
-        await client.post("/update_weight_version", json={"new_version": "7"})
-        await client.post("/continue_generation", json={})
 
 
 def test_an_update_behind_our_back_is_survived(host, server, caplog):
@@ -327,20 +256,52 @@ def test_flags_that_would_be_ignored_are_refused(host, server, name):
 
 def test_every_argument_that_is_read_is_listed_with_its_default():
     """A test of the list itself: what is not in it cannot be read."""
-    required = {name for name, default in ARGUMENTS.items() if default is REQUIRED}
-    assert required == {"rollout_batch_size", "rollout_max_response_len"}
-    with pytest.raises(AttributeError, match="not in the list of what is read"):
-        _ = Arguments(Namespace()).something_else
     assert {
-        name: default for name, default in ARGUMENTS.items() if default not in {None, False} and name not in required
-    } == {
+        "rollout_batch_size": REQUIRED,
         "n_samples_per_prompt": 1,
+        "over_sampling_batch_size": None,
         "rollout_group_timeout_s": 1800.0,
+        "partial_rollout": False,
+        "mask_offpolicy_in_partial_rollout": False,
         "rollout_temperature": 1.0,
         "rollout_top_p": 1.0,
         "rollout_top_k": -1,
+        "rollout_max_response_len": REQUIRED,
+        "rollout_stop": None,
+        "rollout_stop_token_ids": None,
+        "rollout_skip_special_tokens": False,
         "rollout_seed": 42,
-    }
+        "sglang_enable_deterministic_inference": False,
+        "custom_generate_function_path": None,
+        "custom_rm_path": None,
+        "group_rm": False,
+        "rm_type": None,
+        "reward_key": None,
+        "eval_reward_key": None,
+        "dynamic_sampling_filter_path": None,
+        "rollout_sample_filter_path": None,
+        "hf_checkpoint": None,
+        "rollout_external_engine_addrs": None,
+        "sglang_router_ip": None,
+        "sglang_router_port": None,
+        "eval_datasets": None,
+        "eval_max_prompt_len": None,
+        "eval_min_new_tokens": None,
+        "multimodal_keys": None,
+        "apply_chat_template": False,
+        "apply_chat_template_kwargs": None,
+    } == ARGUMENTS
+    with pytest.raises(AttributeError, match="not in the list of what is read"):
+        _ = Arguments(Namespace()).something_else
+
+
+def test_the_parser_learns_the_timeout_flag(capsys):
+    parser = add_arguments(ArgumentParser())
+    assert parser.parse_args([]).rollout_group_timeout_s == 1800.0
+    assert parser.parse_args(["--rollout-group-timeout-s", "-1"]).rollout_group_timeout_s == -1.0
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--rollout-group-timeout-s", "None"])
+    assert "0 or less means no timeout (the word None does not)" in capsys.readouterr().err
 
 
 def test_deterministic_inference_seeds_each_sample_of_a_group():

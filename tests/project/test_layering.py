@@ -37,7 +37,7 @@ CORE_IMPORTS = {
 RESERVED = {
     "asyncio": ["trio_rollout_compat", "trio_rollout.cli"],
     "trio_asyncio": ["trio_rollout_compat"],
-    "argparse": ["trio_rollout.cli"],
+    "argparse": ["trio_rollout_compat", "trio_rollout.cli"],
     "importlib": ["trio_rollout_compat", "trio_rollout.cli"],
     "threading": ["trio_rollout_compat", "trio_rollout.cli", "trio_rollout.testing", "trio_rollout.observe._sampler"],
     "pytest": ["trio_rollout.testing"],

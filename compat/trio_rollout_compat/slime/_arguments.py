@@ -1,14 +1,18 @@
-"""Every attribute of slime's ``args`` that is read, with what is taken where a version of slime does not have it."""
+"""Every attribute of the host's ``args`` that is read, with what is taken where a version of it does not have it."""
 
+import importlib
 import math
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
 
+from trio_rollout._core.settings import Discard, Staleness
 from trio_rollout.errors import SettingsError
 
 REQUIRED: Final = object()
-"""slime always sets it."""
+"""The host always sets it."""
 
 ARGUMENTS: Final[dict[str, object]] = {
     "rollout_batch_size": REQUIRED,
@@ -57,15 +61,25 @@ REFUSED: Final[dict[str, str]] = {
 
 @attrs.frozen(eq=False)
 class Arguments:
-    """slime's ``args``, read once. ``given`` is the namespace itself: it is what user functions get."""
+    """The ``args`` of slime, or of a host made from it, read once.
+
+    ``given`` is the namespace itself: it is what user functions get. ``host`` is the package that its modules are in, ``names``
+    what may be read.
+    """
 
     given: Any
+    host: str = "slime"
+    names: Mapping[str, object] = attrs.field(default=ARGUMENTS, repr=False)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ARGUMENTS:
+        if name not in self.names:
             raise AttributeError(f"args.{name} is read, but is not in the list of what is read")
-        default = ARGUMENTS[name]
+        default = self.names[name]
         return getattr(self.given, name) if default is REQUIRED else getattr(self.given, name, default)
+
+    def module(self, name: str) -> Any:
+        """A module of the host, imported when it is needed."""
+        return importlib.import_module(f"{self.host}.{name}")
 
     @property
     def group_timeout(self) -> float | None:
@@ -77,15 +91,21 @@ class Arguments:
         """
         value = self.rollout_group_timeout_s
         if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
-            raise SettingsError(
-                f"--rollout-group-timeout-s: got {value!r}, allowed: a number of seconds; 0 or less means no timeout (the word "
-                "None does not)"
-            )
+            raise SettingsError(f"--rollout-group-timeout-s: {_no_timeout(value)}")
         return float(value) if value > 0 else None
+
+    @property
+    def staleness(self) -> Staleness:
+        """``--max-weight-staleness``, where the host has it: older groups are sampled again."""
+        limit = self.max_weight_staleness if "max_weight_staleness" in self.names else None
+        return Staleness(max_versions=limit, policy=Discard())
 
     @property
     def groups_at_once(self) -> int:
         """How many groups are in flight."""
+        bound = self.async_max_concurrent_samples if "async_max_concurrent_samples" in self.names else None
+        if bound:
+            return max(1, int(bound) // int(self.n_samples_per_prompt))
         return int(self.over_sampling_batch_size or self.rollout_batch_size)
 
     @property
@@ -121,3 +141,28 @@ class Arguments:
         """A copy with the seed of this sample, where inference is to be deterministic."""
         seed = {"sampling_seed": self.rollout_seed + index} if self.sglang_enable_deterministic_inference else {}
         return {**params, **seed}
+
+
+def _no_timeout(value: object) -> str:
+    return f"got {value!r}, allowed: a number of seconds; 0 or less means no timeout (the word None does not)"
+
+
+def _timeout(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ArgumentTypeError(_no_timeout(text)) from None
+    if math.isnan(value):
+        raise ArgumentTypeError(_no_timeout(text))
+    return value
+
+
+def add_arguments(parser: ArgumentParser) -> ArgumentParser:
+    """Teach a host's argument parser the one flag that it does not know: ``--rollout-group-timeout-s``."""
+    parser.add_argument(
+        "--rollout-group-timeout-s",
+        type=_timeout,
+        default=ARGUMENTS["rollout_group_timeout_s"],
+        help="seconds that one try at a group may take; 0 or less: any time",
+    )
+    return parser

@@ -1,7 +1,6 @@
 """slime's evaluation datasets as prompts, and their groups as slime's answer."""
 
 import copy
-import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import starmap
 from typing import Any
@@ -34,11 +33,12 @@ class Evaluated:
 
 
 def _dataset(args: Arguments, config: Any) -> Any:
-    processing = importlib.import_module("slime.utils.processing_utils")
+    processing = args.module("utils.processing_utils")
     own = {name: getattr(config, name, None) for name in _OWN}
-    return importlib.import_module("slime.utils.data").Dataset(
+    template = {"chat_template_path": args.chat_template_path} if "chat_template_path" in args.names else {}
+    return args.module("utils.data").Dataset(
         path=config.path,
-        tokenizer=processing.load_tokenizer(args.hf_checkpoint, trust_remote_code=True),
+        tokenizer=processing.load_tokenizer(args.hf_checkpoint, trust_remote_code=True, **template),
         processor=processing.load_processor(args.hf_checkpoint, trust_remote_code=True),
         max_length=args.eval_max_prompt_len,
         prompt_key=config.input_key,
@@ -55,14 +55,15 @@ def _sampling(args: Arguments, config: Any) -> dict[str, Any]:
         "top_p": config.top_p,
         "top_k": config.top_k,
         "max_new_tokens": config.max_response_len,
-        "no_stop_trim": True if config.no_stop_trim is None else config.no_stop_trim,
+        "no_stop_trim": getattr(config, "no_stop_trim", None) is not False,
         "spaces_between_special_tokens": False,
     }
     for name, fallback in _SAMPLING.items():
-        own = getattr(config, name)
+        own = getattr(config, name, None)
         params[name] = getattr(args, fallback) if own is None else own
-    least = args.eval_min_new_tokens if config.min_new_tokens is None else config.min_new_tokens
-    optional = {"repetition_penalty": config.repetition_penalty, "min_new_tokens": least}
+    least = getattr(config, "min_new_tokens", None)
+    least = args.eval_min_new_tokens if least is None else least
+    optional = {"repetition_penalty": getattr(config, "repetition_penalty", None), "min_new_tokens": least}
     return params | {name: value for name, value in optional.items() if value is not None}
 
 
@@ -74,7 +75,7 @@ def _copies(args: Arguments, config: Any) -> Iterator[Pristine]:
             sample = copy.deepcopy(given)
             sample.index = index
             sample.metadata = config.inject_metadata(getattr(sample, "metadata", None))
-            sample.custom_rm_path = config.custom_rm_path
+            sample.custom_rm_path = getattr(config, "custom_rm_path", None)
             sample.generate_function_path = getattr(config, "custom_generate_function_path", None)
             yield Pristine([sample], args.seeded(sampling, number), config.name)
             index += 1

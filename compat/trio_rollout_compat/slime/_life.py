@@ -1,6 +1,5 @@
-"""The engine that lives between slime's calls: its bridge, its servers, its settings."""
+"""The engine that lives between the host's calls: its bridge, its servers, its settings."""
 
-import importlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -46,15 +45,21 @@ class HostServers:
 @final
 @attrs.define(eq=False)
 class Running:
-    """An open engine, and what slime's calls ask of it. Its methods run on the engine's thread."""
+    """An open engine, and what the host's calls ask of it. Its methods run on the engine's thread."""
 
     args: Arguments
     engine: RolloutEngine
     bridge: Bridge
+    plugins: Plugins
     dropped: dict[str, int]
 
-    async def train(self) -> tuple[list[list[Any]], dict[str, Any]]:
-        """The next ``rollout_batch_size`` groups in slime's order, and metrics. Cancelled, it has taken nothing."""
+    async def train(self, weight_version: int | None = None) -> tuple[list[list[Any]], dict[str, Any]]:
+        """The next ``rollout_batch_size`` groups in the host's order, and metrics. Cancelled, it has taken nothing.
+
+        ``weight_version``: what the host says that the servers have, where it says so.
+        """
+        if weight_version is not None:
+            await self.engine.note_weight_version(weight_version)
         batch = await self.engine.next_batch(self.args.rollout_batch_size)
         await batch.ack()  # without a ledger there is nothing to keep it for
         groups = sorted((made_of(group) for group in batch.groups), key=index_of)
@@ -76,7 +81,7 @@ class Running:
     async def evaluate(self) -> list[Evaluated]:
         """All evaluation datasets at once, beside production."""
         prompts = eval_prompts(self.args)
-        generate = Generate(self.args, Plugins(self.args), self.bridge, evaluation=True)
+        generate = Generate(self.args, self.plugins, self.bridge, evaluation=True)
         groups = await self.engine.evaluate(IterableSource(prompts), generate, samples_per_prompt=1)
         return evaluated(self.args, groups)
 
@@ -93,9 +98,9 @@ def _servers_at(args: Arguments) -> dict[str, Any]:
     return where
 
 
-def host_loop() -> Any:
+def host_loop(args: Arguments) -> Any:
     """The host's own loop, made now if it was not yet: user coroutines and their global clients belong to it."""
-    return importlib.import_module("slime.utils.async_utils").get_async_loop().loop
+    return args.module("utils.async_utils").get_async_loop().loop
 
 
 def settings_of(args: Arguments) -> EngineSettings:
@@ -107,13 +112,14 @@ def settings_of(args: Arguments) -> EngineSettings:
         max_ready=args.rollout_batch_size,
         partial=bool(args.partial_rollout),
         deadlines=Deadlines(group=args.group_timeout, turn=None),
+        staleness=args.staleness,
     )
 
 
 @asynccontextmanager
-async def open_host_engine(args: Arguments, data_source: Any, loop: Any) -> AsyncGenerator[Running]:
+async def open_host_engine(plugins: Plugins, data_source: Any, loop: Any) -> AsyncGenerator[Running]:
     """Everything that lives between the calls."""
-    plugins, dropped = Plugins(args), dict[str, int]()
+    args, dropped = plugins.args, dict[str, int]()
     # Agent adapters start servers of their own at their first use; they must outlive the call that did.
     settings = BridgeSettings(on_leak=OnLeak.WARN)
     async with (
@@ -129,4 +135,4 @@ async def open_host_engine(args: Arguments, data_source: Any, loop: Any) -> Asyn
             settings=settings_of(args),
         ) as engine,
     ):
-        yield Running(args, engine, bridge, dropped)
+        yield Running(args, engine, bridge, plugins, dropped)

@@ -1,10 +1,10 @@
-"""slime's plug-ins, found by their dotted paths once, and called as each of them wants to be called."""
+"""The host's plug-ins, found by their dotted paths once, and called as each of them wants to be called."""
 
 import functools
 import importlib
 import inspect
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any
 
 import attrs
 
@@ -13,7 +13,7 @@ from trio_rollout.errors import SettingsError
 from ._arguments import Arguments
 
 
-@functools.cache  # a path means the same function for the life of the process; slime itself looks it up for each sample
+@functools.cache  # a path means the same function for the life of the process; the host itself looks it up for each sample
 def load(path: str) -> Any:
     """The function at a dotted path.
 
@@ -28,10 +28,9 @@ def load(path: str) -> Any:
         raise SettingsError(f"{path!r} is no function that can be imported: {error}") from error
 
 
-@final
 @attrs.frozen(eq=False)
 class Plugins:
-    """The user's functions. The async ones run on slime's own loop: whoever calls them sees to that."""
+    """The user's functions. The async ones run on the host's own loop: whoever calls them sees to that."""
 
     args: Arguments
 
@@ -60,9 +59,11 @@ class Plugins:
 
     def _scorer(self, sample: Any, *, batched: bool) -> Any:
         path = getattr(sample, "custom_rm_path", None) or self.args.custom_rm_path
-        if path is not None:
-            return load(path)
-        return load(f"slime.rollout.rm_hub.{'batched_async_rm' if batched else 'async_rm'}")
+        return load(path) if path is not None else self.stock_scorer(batched=batched)
+
+    def stock_scorer(self, *, batched: bool) -> Any:
+        """The host's own reward function, for one sample or for several."""
+        return load(f"{self.args.host}.rollout.rm_hub.{'batched_async_rm' if batched else 'async_rm'}")
 
     async def verdict(self, made: list[Any]) -> str | None:  # noqa: ASYNC910  asyncio code
         """Why the dynamic filter drops a group; None: it keeps it."""

@@ -1,24 +1,14 @@
-"""What slime calls: a synchronous function, on its rollout manager's thread.
+"""What slime calls: a synchronous function, on its rollout manager's thread."""
 
-Owns the engines of this process, one for each data source: slime passes nothing between two calls that could hold one. This is
-the one place of the project with state of the module, because a function found by its path has no other.
-"""
-
-import functools
-import importlib
-import os
-import threading
-from typing import Any, Final
+from typing import Any
 
 from trio_rollout.errors import SettingsError
 
 from ..thread import EngineThread
 from ._arguments import Arguments
-from ._life import Running, host_loop, open_host_engine
-from ._plugins import load
-
-_LOCK: Final = threading.Lock()
-_ENGINES: Final[dict[tuple[int, int], tuple[Any, Any, EngineThread[Running]]]] = {}
+from ._engines import engine_for
+from ._life import Running
+from ._plugins import Plugins, load
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:  # ruff: ignore[boolean-type-hint-positional-argument, boolean-default-value-positional-argument]  slime's signature
@@ -34,51 +24,32 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
 
     """
     del rollout_id
-    thread = _engine_for(args, data_source)
-    types = importlib.import_module("slime.rollout.base_types")
-    if evaluation:
-        if getattr(args, "group_rm", False):
-            raise SettingsError("--group-rm: evaluation has no groups")
-        answers = thread.call(thread.value.evaluate)
-        data = {
-            answer.name: {"rewards": answer.rewards, "truncated": answer.truncated, "samples": answer.samples}
-            for answer in answers
-        }
-        return types.RolloutFnEvalOutput(
-            data=data, metrics={f"eval/{answer.name}-failed": answer.failed for answer in answers}
-        )
-    samples, metrics = thread.call(thread.value.train)
-    if (path := getattr(args, "rollout_sample_filter_path", None)) is not None:
-        load(path)(args, samples)
-    return types.RolloutFnTrainOutput(samples=samples, metrics=metrics)
+    read = Arguments(args)
+    thread = engine_for(Plugins(read), data_source)
+    return evaluated_by(thread, read) if evaluation else trained_by(thread, read)
 
 
-def _engine_for(args: Any, data_source: Any) -> EngineThread[Running]:
-    key = (os.getpid(), id(data_source))
-    with _LOCK:
-        if key not in _ENGINES:
-            read = Arguments(args)
-            read.refuse_unsupported()
-            lifespan = functools.partial(open_host_engine, read, data_source, host_loop())
-            # Entered only when it runs: a failed start may be tried again. The data source is kept so that its id stays its own.
-            _ENGINES[key] = (data_source, args, EngineThread(lifespan, name="trio-rollout slime").start())
-        _, known, thread = _ENGINES[key]
-    if known is not args and vars(known) != vars(args):
-        raise SettingsError(
-            "generate_rollout: this data source's engine runs with other args; call close_engines() first"
-        )
-    return thread
+def trained_by(thread: EngineThread[Running], args: Arguments, weight_version: int | None = None) -> Any:
+    """The host's ``RolloutFnTrainOutput`` of the next batch."""
+    samples, metrics = thread.call(thread.value.train, weight_version)
+    if (path := args.rollout_sample_filter_path) is not None:
+        load(path)(args.given, samples)
+    return args.module("rollout.base_types").RolloutFnTrainOutput(samples=samples, metrics=metrics)
 
 
-def close_engines() -> None:
-    """Drain and close every engine of this process; unfinished groups go back to their data sources.
+def evaluated_by(thread: EngineThread[Running], args: Arguments) -> Any:
+    """The host's ``RolloutFnEvalOutput`` of all datasets.
 
     Raises:
-      BaseException: an engine's failure that no call had told.
+      SettingsError: ``--group-rm`` was given.
 
     """
-    with _LOCK:
-        ours = [key for key in _ENGINES if key[0] == os.getpid()]
-        threads = [_ENGINES.pop(key)[2] for key in ours]
-    for thread in threads:
-        thread.close(thread.grace)
+    if args.group_rm:
+        raise SettingsError("--group-rm: evaluation has no groups")
+    answers = thread.call(thread.value.evaluate)
+    data = {
+        answer.name: {"rewards": answer.rewards, "truncated": answer.truncated, "samples": answer.samples}
+        for answer in answers
+    }
+    metrics = {f"eval/{answer.name}-failed": answer.failed for answer in answers}
+    return args.module("rollout.base_types").RolloutFnEvalOutput(data=data, metrics=metrics)

@@ -10,11 +10,14 @@ import numpy as np
 
 from trio_rollout._core.enums import Status, Stop
 from trio_rollout._core.sampling import SamplingParams
-from trio_rollout._core.values import Group, Prompt, Segment, Trajectory, Turn
+from trio_rollout._core.values import Group, Prompt, Segment, Trajectory, Turn, VersionSpan
 from trio_rollout.errors import GenerateError, ServerLost
 
 KEY: Final = "host"
 """Where a prompt's metadata has its ``Pristine`` samples, and a trajectory's what became of one."""
+
+_SESSION: Final = ("session_id", "routing_key")
+"""Under which name a host's sample has the key of its conversation."""
 
 _STATUS: Final = {"completed": Status.COMPLETED, "truncated": Status.TRUNCATED}
 
@@ -34,7 +37,9 @@ class Pristine:
     def fresh(self, index: int) -> Any:
         """A copy of one sample for one attempt, under a session id that nothing has used before."""
         sample = copy.deepcopy(self.samples[index])
-        sample.session_id = str(uuid.uuid4())
+        for name in _SESSION:
+            if hasattr(sample, name):
+                setattr(sample, name, str(uuid.uuid4()))
         return sample
 
 
@@ -72,6 +77,8 @@ def fill(sample: Any, turn: Turn, *, mask_off_policy: bool) -> None:
         sample.loss_mask = [*before, *mask.tolist()]
     sample.weight_versions = [*sample.weight_versions, *(str(span.version) for span in turn.versions)]
     sample.status = type(sample.status)("truncated" if turn.stop is Stop.LENGTH else "completed")
+    if (cache := getattr(sample, "prefix_cache_info", None)) is not None:
+        cache.add(dict(turn.meta_info))  # what the host's own metrics are made of
 
 
 def flat(made: Any) -> list[Any]:
@@ -114,9 +121,15 @@ def _segment(sample: Any) -> Segment:
         response_length=length,
         loss_mask=sample.loss_mask if sample.loss_mask is not None else [1] * length,
         log_probs=log_probs if log_probs is not None else [0.0] * length,
-        versions=(),
+        versions=_versions(sample.weight_versions, length),
         text=sample.response,
     )
+
+
+def _versions(named: Sequence[Any], length: int) -> list[VersionSpan]:
+    """The whole response under the oldest version: a sample does not say which token is of which, and the oldest counts."""
+    numbers = [int(version) for version in named if str(version).isdecimal()]
+    return [VersionSpan(0, length, min(numbers))] if numbers and length else []
 
 
 def made_of(group: Group) -> list[Any]:

@@ -16,7 +16,8 @@ def answer(sample, text="abc"):
 
 
 async def generate(args, sample, sampling_params):
-    SEEN.append((sample.index, sample.session_id, sampling_params, threading.current_thread().name))
+    session = getattr(sample, "session_id", None)  # miles has none
+    SEEN.append((sample.index, session, sampling_params, threading.current_thread().name))
     sampling_params["max_new_tokens"] -= 1
     await asyncio.sleep(0)
     return answer(sample)
@@ -71,3 +72,39 @@ def drop_some(args, group):
 def mark(args, data):
     for group in data:
         group[0].remove_sample = True
+
+
+async def generate_of_miles(input):  # ruff: ignore[builtin-argument-shadowing]  miles's name
+    """The class-based kind: one input, one output."""
+    import miles.rollout.base_types as types
+
+    SEEN.append((input.sample.index, input.state, input.evaluation, threading.current_thread().name))
+    input.sampling_params["max_new_tokens"] -= 1
+    async with input.state.generate_fn_semaphore:
+        return types.GenerateFnOutput(samples=answer(input.sample))
+
+
+class GenerateOfMiles:
+    async def __call__(self, input):  # ruff: ignore[builtin-argument-shadowing]  miles's name
+        return await generate_of_miles(input)
+
+
+async def train_waits_for_eval(args, sample, sampling_params, evaluation=None):
+    """Training goes on only when evaluation has been here, so both are under way at the same time."""
+    if evaluation:
+        MET.set()
+    else:
+        while not MET.is_set():
+            await asyncio.sleep(0)
+    return answer(sample)
+
+
+MET = threading.Event()
+
+
+async def older_first(args, sample, sampling_params):
+    """The first try at a sample is of version 3, the next ones of 5."""
+    answer(sample)
+    sample.weight_versions = ["5"] if sample.index in SEEN else ["4", "3"]
+    SEEN.append(sample.index)
+    return sample

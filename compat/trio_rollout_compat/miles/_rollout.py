@@ -1,0 +1,68 @@
+"""What miles makes and calls: a class, on worker threads of its rollout manager; train and eval perhaps at the same time."""
+
+from argparse import ArgumentParser
+from collections.abc import Mapping
+from typing import Any, Final, final
+
+from trio_rollout.errors import SettingsError
+
+from ..slime._arguments import ARGUMENTS, Arguments
+from ..slime._arguments import add_arguments as add_flags
+from ..slime._engines import close_engines, engine_for
+from ..slime._rollout import evaluated_by, trained_by
+from ._plugins import MilesPlugins
+
+MORE_ARGUMENTS: Final[Mapping[str, object]] = {
+    "max_weight_staleness": None,
+    "async_max_concurrent_samples": None,
+    "chat_template_path": None,
+}
+"""What is read of miles's ``args`` beyond slime's, with what is taken where a version of miles does not have it."""
+
+
+@final
+class TrioRolloutFn:
+    """``--rollout-function-path trio_rollout_compat.miles.TrioRolloutFn``; for ``--eval-function-path`` as well.
+
+    The first call opens the engine, which goes on producing between the calls, until ``close``, or the end of the process.
+    Instances for the same data source share it.
+    """
+
+    def __init__(self, input: Any) -> None:  # ruff: ignore[builtin-argument-shadowing]  miles's name
+        """``input`` is miles's ``RolloutFnConstructorInput``.
+
+        Raises:
+          SettingsError: a flag is out of its range or would be ignored.
+
+        """
+        self._data_source = input.data_source
+        self._plugins = MilesPlugins(Arguments(input.args, "miles", {**ARGUMENTS, **MORE_ARGUMENTS}))
+        self._plugins.args.refuse_unsupported()
+
+    @classmethod
+    def add_arguments(cls, parser: ArgumentParser) -> None:
+        """The hook of miles for flags of our own."""
+        add_flags(parser)
+
+    def __call__(self, input: Any) -> Any:  # ruff: ignore[builtin-argument-shadowing]  miles's name
+        """Answer a ``RolloutFnTrainInput`` or ``RolloutFnEvalInput``. Blocks, so it is called on a worker thread, as miles does.
+
+        A training call tells which weights the servers have; with ``--max-weight-staleness`` older groups are sampled again.
+
+        Raises:
+          SettingsError: evaluation was asked for on other servers, or this data source was used with other ``args``.
+          EngineClosed: the engine has failed; the cause is its failure.
+          Exception: the engine's own failure, such as an exhausted failure budget.
+
+        """
+        args = self._plugins.args
+        if input.evaluation and getattr(input, "generate_state", None) is not None:
+            raise SettingsError("evaluation on servers of its own (generate_state): give another --eval-function-path")
+        thread = engine_for(self._plugins, self._data_source)
+        if input.evaluation:
+            return evaluated_by(thread, args)
+        return trained_by(thread, args, getattr(input, "weight_version", None))
+
+    def close(self) -> None:
+        """Drain and close this data source's engine; unfinished groups go back. Called by miles at its end, if it does that."""
+        close_engines(self._data_source)

@@ -1,0 +1,31 @@
+"""Stand-in for slime's module: one loop of the process, on a thread of its own."""
+
+import asyncio
+import threading
+
+
+class AsyncLoopThread:
+    def __init__(self):
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True, name="miles")
+        self._thread.start()
+
+    def stop(self):
+        """Not slime's: for the tests' end."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+async_loop = None
+
+
+def get_async_loop():
+    global async_loop  # ruff: ignore[global-statement]  as in slime
+    if async_loop is None:
+        async_loop = AsyncLoopThread()
+    return async_loop
+
+
+def run(coro):
+    return asyncio.run_coroutine_threadsafe(coro, get_async_loop().loop).result()
