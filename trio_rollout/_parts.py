@@ -1,6 +1,5 @@
 """Putting an engine together: its parts, wired, with what the ledger remembers."""
 
-import hashlib
 from collections import deque
 from collections.abc import Sequence
 
@@ -25,8 +24,6 @@ from ._signal import StateChange
 from ._slots import Slots
 from ._weights import Weights
 from .abc import Instrument, Ledger, Source
-
-_LONGEST_IDENTITY = 200
 
 
 @attrs.frozen(eq=False)
@@ -134,6 +131,4 @@ def _identity(source: Source, settings: EngineSettings) -> RunIdentity:
     """A source names itself by an attribute ``identity``; one without is known by its type."""
     name = getattr(source, "identity", None)
     text = str(name) if name is not None else f"{type(source).__module__}.{type(source).__qualname__}"
-    if len(text) > _LONGEST_IDENTITY:
-        text = hashlib.sha256(text.encode()).hexdigest()
     return RunIdentity(source=text, samples_per_prompt=settings.samples_per_prompt)

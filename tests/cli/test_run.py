@@ -62,10 +62,14 @@ def test_every_group_is_scored_and_a_second_run_makes_none_again(run, scripted, 
     assert any("rollouts in this run" in line and line.strip("│ ").endswith(" 0") for line in again.lines)
     assert exported(tmp_path / "out") == groups
 
-    other = run("--prompts", write_jsonl(tmp_path / "other.jsonl", [{"prompt": "say no"}]), "--server", scripted)
-
-    assert other.status == 1
-    assert "other.jsonl" in other.err
+    other_file = ("--prompts", write_jsonl(tmp_path / "other.jsonl", [{"prompt": "say no"}]))
+    for change, what in (
+        (other_file, "source is 'JSONL of 6 prompts"),
+        (("--reward", "regex:."), "reward is 'exact_match'"),
+    ):
+        other = run("--server", scripted, *change)
+        assert other.status == 1
+        assert f"belongs to another run: its {what}" in other.err
     assert exported(tmp_path / "out") == groups
 
 
@@ -134,7 +138,7 @@ def test_a_run_that_fails_says_what_it_did_and_what_went_wrong(run, scripted, tm
     assert ended.status == 1
     assert sum(line.startswith("quarantined ") for line in ended.lines) >= 3
     assert ended.lines[-1].startswith("failed: ")
-    (error,) = ended.err.splitlines()
+    error = ended.err.splitlines()[-1]
     assert error.startswith("Error: 3 groups in a row failed for good")
     assert error.endswith("ValueError: out of order")
 

@@ -1,5 +1,6 @@
 """With a ledger: what a run that ended in any way left behind is taken up by the next one (P7, P8)."""
 
+import json
 import random
 from contextlib import asynccontextmanager
 
@@ -8,9 +9,10 @@ import pytest
 import trio
 
 from trio_rollout import Cause, Drop, Keep
+from trio_rollout._threads import run_inline
 from trio_rollout.errors import LedgerError, RolloutError
 from trio_rollout.ledger import open_ledger
-from trio_rollout.sources import IterableSource
+from trio_rollout.sources import IterableSource, JsonlSource
 from trio_rollout.testing import HANG, Fail, FakeServers, Say, prompts
 from trio_rollout.testing._simdisk import SimDisk, disk_full_from
 from trio_rollout.testing._simio import SimIO
@@ -183,6 +185,27 @@ async def test_other_samples_per_prompt_are_refused_before_anything_is_pulled():
         async with runs.open(source=source, samples_per_prompt=4):
             raise AssertionError("opened")
     assert len(await source.take(8)) == 8
+
+
+async def test_another_source_is_refused_before_anything_is_pulled(tmp_path):
+    """The same file may move; other content, or the same in another order, is another source."""
+
+    def source(name, *texts, **options):
+        (tmp_path / name).write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), "utf-8")
+        return JsonlSource(tmp_path / name, run_sync=run_inline, **options)
+
+    runs = Runs()
+    async with runs.open(source=source("a.jsonl", "1", "2")) as w:
+        await (await w.engine.next_batch(1)).ack()
+    others = [source("b.jsonl", "1", "3"), source("c.jsonl", "1", "2", shuffle_seed=1), IterableSource(prompts(2))]
+    for other in others:
+        before = other.state()
+        with pytest.raises(LedgerError, match=r"belongs to another run: its source is 'JSONL of 2 .* Use another dir"):
+            async with runs.open(source=other):
+                raise AssertionError("opened")
+        assert {**other.state(), "file": None} == {**before, "file": None}
+    async with runs.open(source=source("moved.jsonl", "1", "2")) as w:
+        assert len(await take_all(w.engine)) == 1
 
 
 async def test_a_restore_before_the_last_ack_is_refused_after_a_restart_too():

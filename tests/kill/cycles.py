@@ -17,7 +17,7 @@ from .servers import tiny_server
 
 ROOT = Path(__file__).parents[2]
 PROMPTS, EPOCHS = 40, 2
-LONGEST_S = 0.9
+LONGEST_S = 1.4
 
 
 @attrs.define(eq=False)

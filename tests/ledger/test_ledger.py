@@ -235,6 +235,7 @@ async def test_a_segment_that_lost_data_is_refused(path):
     [
         ({"source": "other.jsonl"}, "its source is 'prompts.jsonl', this run's is 'other.jsonl'"),
         ({"samples_per_prompt": 8}, "its samples_per_prompt is 2, this run's is 8"),
+        ({"settings": {"reward": "v2"}}, "its reward is None, this run's is 'v2'"),
     ],
 )
 async def test_the_ledger_of_another_run_is_refused(path, change, what):
@@ -245,6 +246,22 @@ async def test_the_ledger_of_another_run_is_refused(path, change, what):
         with pytest.raises(LedgerError, match=r"before begin\(\)"):
             await ledger.record([pulled(1)])
     assert [one.prompt for one in (await remembered(path)).unfinished] == [prompt(0)]
+
+
+@pytest.mark.parametrize("settings", [{"reward": "exact"}, {"reward": "fuzzy", "stop": "x"}, {"stop": "x"}, {}])
+async def test_settings_that_the_user_named_must_stay_the_same(path, settings):
+    """Other ones, fewer or more of them are refused, the same in another order are not."""
+    named = {"reward": "exact", "stop": "x"}
+    async with open_ledger(path, settings=named) as ledger:
+        await ledger.begin(IDENTITY)
+        await ledger.record([pulled(0)])
+    with pytest.raises(
+        LedgerError, match=r"belongs to another run: its (reward is 'exact'|stop is 'x'), this run's is"
+    ):
+        async with open_ledger(path, settings=settings) as ledger:
+            await ledger.begin(IDENTITY)
+    async with open_ledger(path, settings=dict(reversed(named.items()))) as ledger:
+        assert len((await ledger.begin(IDENTITY)).unfinished) == 1
 
 
 async def test_a_newer_format_is_refused(path):

@@ -91,10 +91,14 @@ Event: TypeAlias = Pulled | Requeued | Ready | Filtered | Quarantined | Delivere
 
 @attrs.frozen(kw_only=True)
 class RunIdentity:
-    """What makes two runs the same: a ledger of another identity is refused."""
+    """What makes two runs the same: a ledger of another identity is refused.
+
+    ``settings`` are what the user says must not change, by name.
+    """
 
     source: str
     samples_per_prompt: int
+    settings: Mapping[str, str] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)

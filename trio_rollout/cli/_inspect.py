@@ -36,7 +36,9 @@ def _find(reader: LedgerReader, text: str) -> GroupSummary:
 
 def _show_all(reader: LedgerReader, console: Console) -> None:
     if (identity := reader.identity()) is not None:
-        click.echo(f"{identity.source}, {identity.samples_per_prompt} samples per prompt")
+        click.echo(printable(f"{identity.source}, {identity.samples_per_prompt} samples per prompt"))
+        if identity.settings:
+            click.echo(printable(", ".join(f"{name} {value}" for name, value in identity.settings.items())))
     version = reader.weight_version()
     click.echo(f"next step {reader.next_step()}, weight version {'unknown' if version is None else version}\n")
     overview = Overview()

@@ -1,5 +1,6 @@
 """One run as the engine takes it, made from the options: source, generate function, reward, settings, servers."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
@@ -24,6 +25,8 @@ class Job:
     reward: Reward
     servers: ServerChoice
     settings: EngineSettings
+    same: Mapping[str, str]
+    """What must not change between the runs of one folder: it would hold results of two kinds."""
     out: Path
     grace: float
 
@@ -44,9 +47,23 @@ def job_of(options: RunOptions) -> Job:
         reward=_reward_of(options, source),
         servers=_servers_of(options),
         settings=_settings_of(options),
+        same=_same_of(options),
         out=options.out,
         grace=options.grace,
     )
+
+
+def _same_of(options: RunOptions) -> Mapping[str, str]:
+    """The options that say what a result is, rather than how it is come by, under their names."""
+    return {
+        "reward": options.reward or ("exact_match" if options.tasks is None else "the tasks' own"),
+        "generate": options.generate or "one turn",
+        "max_new_tokens": str(options.max_new_tokens),
+        "temperature": str(options.temperature),
+        "top_p": str(options.top_p),
+        "top_k": str(options.top_k),
+        "stop": repr(options.stop),
+    }
 
 
 def _servers_of(options: RunOptions) -> ServerChoice:

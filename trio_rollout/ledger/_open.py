@@ -1,6 +1,6 @@
 """open_ledger: a ledger on disk as a scope, with its one writer inside."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from os import PathLike, fspath
@@ -32,6 +32,7 @@ class DiskLedger:
     _store: Store
     _io: RunIO
     _limits: BatchLimits
+    _settings: Mapping[str, str]
     _limiter: trio.CapacityLimiter = attrs.field(factory=partial(trio.CapacityLimiter, 1), init=False)
     _commits: GroupCommit[Record] = attrs.field(init=False)
     _begun: bool = attrs.field(default=False, init=False)
@@ -48,7 +49,8 @@ class DiskLedger:
           LedgerError: it belongs to another run, or is damaged.
 
         """
-        found = await self._run(partial(self._store.begin, identity))
+        whole = attrs.evolve(identity, settings={**identity.settings, **self._settings})
+        found = await self._run(partial(self._store.begin, whole))
         self._begun = True
         return found
 
@@ -101,6 +103,7 @@ async def open_ledger(
     path: str | PathLike[str],
     *,
     keep_acked: bool = False,
+    settings: Mapping[str, str] | None = None,
     batch: BatchLimits = _BATCH,
     sizes: StoreLimits = _SIZES,
     disk: Disk | None = None,
@@ -108,8 +111,9 @@ async def open_ledger(
 ) -> AsyncGenerator[DiskLedger]:
     """A durable ledger in a directory, which is created if need be.
 
-    ``keep_acked`` keeps acked groups for ``trio-rollout export``; otherwise their space is reclaimed. ``batch`` and
-    ``sizes`` bound commits and files; ``disk`` and ``io`` are for simulations. Entering blocks while what an earlier
+    ``keep_acked`` keeps acked groups for ``trio-rollout export``; otherwise their space is reclaimed. A ledger belongs to the
+    source and the samples per prompt of its first run; ``settings`` says what else must not change between its runs, by
+    name: ``{"reward": "exact_match, version 2"}``. ``batch`` and ``sizes`` bound commits and files; ``disk`` and ``io`` are for simulations. Entering blocks while what an earlier
     run left is made consistent; leaving blocks for the write that was accepted, and for closing the database.
 
     Raises:
@@ -118,6 +122,6 @@ async def open_ledger(
     """
     where = fspath(path)
     store = Store(where=where, disk=disk or RealDisk(Path(where)), keep_acked=keep_acked, limits=sizes)
-    ledger = DiskLedger(store, io, batch)
+    ledger = DiskLedger(store, io, batch, settings or {})
     async with open_service(ledger._serve, ledger._leave):
         yield ledger

@@ -84,10 +84,7 @@ class LedgerReader:
 
     def identity(self) -> RunIdentity | None:
         """The run that the ledger belongs to; None if none has begun."""
-        source = _schema.get(self._db, "source")
-        if not isinstance(source, str):
-            return None
-        return RunIdentity(source=source, samples_per_prompt=_schema.get_int(self._db, "samples_per_prompt"))
+        return _schema.identity_of(self._db)
 
     def counts(self) -> dict[State, int]:
         """Groups in each state; acked and filtered ones count even when their rows were reclaimed."""

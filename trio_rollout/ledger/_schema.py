@@ -1,5 +1,8 @@
 """The tables of a ledger, and whether a database is one: format, identity, settings of its connections."""
 
+import json
+from collections.abc import Mapping
+
 import apsw
 
 from .._core.events import RunIdentity
@@ -126,15 +129,31 @@ def bind(db: apsw.Connection, identity: RunIdentity, where: str) -> None:
       LedgerError: it belongs to another run; names what differs.
 
     """
-    ours: dict[str, str | int] = {"source": identity.source, "samples_per_prompt": identity.samples_per_prompt}
-    if get(db, "source") is None:
+    known = identity_of(db)
+    if known is None:
         with db:
-            for key, value in ours.items():
-                put(db, key, value)
+            put(db, "source", identity.source)
+            put(db, "samples_per_prompt", identity.samples_per_prompt)
+            put(db, "settings", json.dumps(dict(identity.settings)))
         return
-    for key, value in ours.items():
-        if (found := get(db, key)) != value:
+    theirs, ours = _named(known), _named(identity)
+    for name in dict.fromkeys([*ours, *theirs]):
+        if theirs.get(name) != ours.get(name):
             raise LedgerError(
-                f"ledger {where} belongs to another run: its {key} is {found!r}, this run's is {value!r}. "
-                "Use another directory, or the settings of that run"
+                f"ledger {where} belongs to another run: its {name} is {theirs.get(name)!r}, this run's is "
+                f"{ours.get(name)!r}. Use another directory, or the settings of that run"
             )
+
+
+def identity_of(db: apsw.Connection) -> RunIdentity | None:
+    """The run that the ledger belongs to; None if none has begun."""
+    source, settings = get(db, "source"), get(db, "settings")
+    if not isinstance(source, str):
+        return None
+    found = json.loads(settings) if isinstance(settings, str) else {}
+    return RunIdentity(source=source, samples_per_prompt=get_int(db, "samples_per_prompt"), settings=found)
+
+
+def _named(identity: RunIdentity) -> Mapping[str, object]:
+    own = {"source": identity.source, "samples_per_prompt": identity.samples_per_prompt}
+    return own | {name: str(value) for name, value in identity.settings.items()}

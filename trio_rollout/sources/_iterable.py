@@ -67,9 +67,11 @@ class IterableSource:
 
     The iterable is advanced on the loop and must not block: a source that reads or waits implements ``Source`` itself. A
     state holds a count, so ``restore`` goes through the iterable from its beginning: it must give the same prompts again.
+    ``identity`` names them for a ledger, which refuses those of another name; without one, only other ids are noticed.
     """
 
     _prompts: Iterable[Prompt] = attrs.field(alias="prompts")
+    identity: str | None = attrs.field(default=None, kw_only=True)
     _cursor: Cursor = attrs.field(init=False)
     _returned: list[Prompt] = attrs.field(factory=list, init=False)
 

@@ -85,6 +85,19 @@ class JsonlSource:
         """Prompts in all epochs; None before the file was checked, and without an end."""
         return None if self._file is None or self.epochs is None else len(self._file) * self.epochs
 
+    @property
+    def identity(self) -> str:
+        """What makes it the same source in another run: the file's content, wherever it lies, and the options.
+
+        Raises:
+          SourceError: the file has not been checked yet.
+
+        """
+        if self._file is None:
+            raise SourceError(f"{self!r}: its identity is its file's content, which is known after check()")
+        options = ", ".join(f"{name} {value}" for name, value in self._options().items())
+        return f"JSONL of {len(self._file)} prompts (digest {self._file.mark.digest}), {options}"
+
     async def check(self) -> None:
         """Read and check the whole file, once; ``take`` does it if nobody has.
 

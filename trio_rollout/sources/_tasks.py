@@ -66,6 +66,11 @@ class TaskSource:
     def __repr__(self) -> str:
         return f"<TaskSource {self.name!r} {self._position} of {self.count} taken, {len(self._returned)} returned>"
 
+    @property
+    def identity(self) -> str:
+        """What makes it the same source in another run."""
+        return f"reasoning-gym {self.name}, {self.count} tasks, seed {self.seed}"
+
     async def take(self, count: int) -> Sequence[Prompt]:
         """Up to ``count`` tasks, those given back first; empty means that all were taken.
 
