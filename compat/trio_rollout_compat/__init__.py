@@ -1,6 +1,6 @@
 """Hosts and clients that are not Trio: asyncio code inside the engine, and the engine inside asyncio, threads and trainers.
 
-General layout: ``bridge`` runs asyncio functions from Trio; ``thread`` runs the engine beside a program that is not Trio.
+General layout: ``bridge`` runs asyncio functions from Trio, ``sandboxes`` are slime's; ``thread`` runs the engine beside a program that is not Trio.
 ``docs/embedding.md`` says which way to choose. Importing this package never imports trio_asyncio.
 """
 
@@ -16,6 +16,9 @@ from .bridge import Bridge as Bridge
 from .bridge import BridgeSettings as BridgeSettings
 from .bridge import OnLeak as OnLeak
 from .bridge import open_bridge as open_bridge
+from .sandboxes import SlimeSandbox as SlimeSandbox
+from .sandboxes import SlimeSandboxes as SlimeSandboxes
+from .sandboxes import open_slime_sandboxes as open_slime_sandboxes
 from .thread import EngineThread as EngineThread
 from .thread import exit_on_sigterm as exit_on_sigterm
 from .thread import open_engine_thread as open_engine_thread
@@ -28,6 +31,8 @@ __all__ = [
     "BridgeSettings",
     "EngineThread",
     "OnLeak",
+    "SlimeSandbox",
+    "SlimeSandboxes",
     "aiohttp_client",
     "asyncio_generate",
     "asyncio_reward",
@@ -36,4 +41,5 @@ __all__ = [
     "open_asyncio_servers",
     "open_bridge",
     "open_engine_thread",
+    "open_slime_sandboxes",
 ]

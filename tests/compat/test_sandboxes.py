@@ -1,0 +1,166 @@
+"""Sandboxes of slime's protocol: made and destroyed whatever their rollout does, never two commands for one."""
+
+from functools import partial
+
+import pytest
+import trio
+
+from trio_rollout import Cause, EngineSettings, IterableSource, Retry, open_rollout_engine
+from trio_rollout.errors import ToolError
+from trio_rollout.testing import FakeServers, Say, prompts
+from trio_rollout.tools import SandboxSettings, SandboxSpec, open_sandbox
+from trio_rollout_compat import open_bridge
+from trio_rollout_compat.sandboxes import open_slime_sandboxes
+
+from .e2b_double import Sandbox, Service
+
+QUICK = SandboxSettings(backoff=0.01)
+
+
+@pytest.fixture
+def service(tmp_path):
+    return Service(tmp_path)
+
+
+@pytest.fixture
+async def provider(service):
+    async with (
+        open_bridge("thread") as bridge,
+        open_slime_sandboxes(partial(Sandbox, service), bridge=bridge) as provider,
+    ):
+        yield provider
+        with trio.fail_after(20):
+            while service.alive:
+                await trio.sleep(0.01)
+
+
+async def test_commands_and_files_through_each_backend(bridge, service):
+    async with (
+        open_slime_sandboxes(partial(Sandbox, service), bridge=bridge, user="agent") as provider,
+        open_sandbox(provider, env={"A": "1"}) as sandbox,
+    ):
+        await sandbox.write_file("in.txt", "words")
+        result = await sandbox.exec(["sh", "-c", 'cat in.txt; echo "$A$B" >&2; exit 3'], env={"B": "2"})
+        assert (result.exit_code, result.stdout, result.stderr) == (3, b"words", b"12\n")
+        assert await sandbox.read_file("in.txt") == b"words"
+        with pytest.raises(FileNotFoundError):
+            await sandbox.read_file("other.txt")
+
+    assert service.alive == set()
+    assert (provider.counts.created, provider.counts.destroyed, provider.counts.leaked) == (1, 1, 0)
+    assert {call["user"] for call in service.asked} == {"agent"}
+
+
+async def test_words_are_words_although_the_service_takes_a_line(provider):
+    async with open_sandbox(provider) as sandbox:
+        words = ["printf", "%s|", "a b", "$HOME", "`id`", "*", "it's", "", ";", "\n"]
+        result = await sandbox.exec(words, cwd=".")
+        with pytest.raises(ValueError, match="argv is empty"):
+            await sandbox.exec([])
+
+    assert result.stdout == b"a b|$HOME|`id`|*|it's||;|\n|"
+
+
+async def test_a_command_over_its_limit_is_killed_and_a_result(provider, service):
+    """The service would only stop waiting: a limit inside of it kills."""
+    async with open_sandbox(provider) as sandbox:
+        result = await sandbox.exec(["sh", "-c", "echo $$; exec sleep 600"], timeout=0.3)
+        assert (result.exit_code, result.timed_out) == (124, True)
+        gone = await sandbox.exec(["kill", "-0", result.stdout.decode().strip()])
+        assert gone.exit_code != 0
+        own = await sandbox.exec(["sh", "-c", "exit 124"], timeout=10)
+        assert (own.exit_code, own.timed_out) == (124, False)
+
+    assert service.asked[0]["timeout"] > 0.3
+
+
+async def test_a_service_that_gives_up_waiting_is_a_timeout(provider, service):
+    service.exec_errors = [TimeoutError()]
+    async with open_sandbox(provider) as sandbox:
+        result = await sandbox.exec(["make"], timeout=60)
+
+    assert (result.exit_code, result.timed_out) == (124, True)
+
+
+async def test_a_cancelled_creation_holds_nobody_up_and_is_destroyed_all_the_same(provider, service):
+    """The service needs a second; whoever waited is off at once, and what was made in the end is killed."""
+    service.latency = 1.0
+    began = trio.current_time()
+    with trio.move_on_after(0.1) as scope:
+        async with open_sandbox(provider, settings=SandboxSettings(create=30)):
+            pytest.fail("the block of a cancelled creation must not run")
+
+    assert scope.cancelled_caught
+    assert trio.current_time() - began < 20
+    assert service.created == 1
+    assert service.alive == set()
+    assert provider.counts.destroyed == 1
+
+
+async def test_a_creation_that_is_refused_is_tried_again_and_one_that_may_have_happened_is_not(provider, service):
+    service.create_errors = [ConnectionRefusedError(), ConnectionRefusedError()]
+    async with open_sandbox(provider, settings=QUICK):
+        assert service.created == 1
+    service.create_errors = [ConnectionResetError("after the request")]
+    with pytest.raises(ToolError, match="after the request"):
+        async with open_sandbox(provider, settings=QUICK):
+            pass
+
+    assert service.created == 2
+    assert service.alive == set()
+
+
+async def test_a_command_that_may_have_run_is_not_run_again(provider, service):
+    async with open_sandbox(provider, settings=QUICK) as sandbox:
+        service.exec_errors = [ConnectionResetError("lost")]
+        with pytest.raises(ToolError, match="lost"):
+            await sandbox.exec(["charge", "the", "card"])
+        assert len(service.asked) == 1
+        service.exec_errors = [ConnectionRefusedError()]
+        assert (await sandbox.exec(["true"])).exit_code == 0
+
+    assert [call["idempotent"] for call in service.asked] == [False] * 3
+
+
+async def test_an_end_that_fails_is_tried_again_then_counted_and_changes_no_result(provider, service):
+    service.kill_errors = [RuntimeError("500")] * 2
+    async with open_sandbox(provider, settings=QUICK):
+        pass
+    assert (service.alive, provider.counts.leaked) == (set(), 0)
+
+    service.kill_errors = [RuntimeError("500")] * 100
+    async with open_sandbox(provider, settings=QUICK):
+        result = "the sample"
+    assert (result, provider.counts.leaked) == ("the sample", 1)
+    service.kill_errors.clear()
+    service.alive.clear()
+
+
+async def test_leaving_the_provider_destroys_what_nobody_did(service):
+    service.latency = 0.5
+    async with open_bridge("thread") as bridge:
+        async with open_slime_sandboxes(partial(Sandbox, service), bridge=bridge) as provider:
+            with trio.move_on_after(0.1):
+                await provider.create(SandboxSpec(name="forgotten", label="test", lifetime=60.0))
+        assert service.alive == set()
+        assert service.created == 1
+
+
+async def test_in_the_engine_one_that_cannot_be_created_requeues_its_group(provider, service):
+    async def generate(_prompt, rollout):
+        async with rollout.tools.open_sandbox(provider, settings=QUICK) as sandbox:
+            assert (await sandbox.exec(["true"])).exit_code == 0
+        return rollout.finish([await rollout.generate([1, 2])])
+
+    service.create_errors = [OSError("no quota")]
+    async with open_rollout_engine(
+        IterableSource(prompts(1)),
+        generate,
+        servers=FakeServers(plan=lambda *_: Say(seconds=0.0)),
+        settings=EngineSettings(samples_per_prompt=1, retry=Retry(backoff_base=0.0)),
+    ) as engine:
+        batch = await engine.next_batch(1)
+        assert engine.statistics().requeues[Cause.ERROR] == 1
+
+    assert batch.groups[0].attempt == 2
+    assert service.alive == set()
