@@ -1,4 +1,7 @@
-"""1,000 rollouts, 64 at a time, three commands each that end in every way there is: nothing stays, memory is flat."""
+"""1,000 rollouts of an engine, 64 at a time, three commands each that end in every way there is: nothing stays.
+
+Neither a process nor a descriptor nor a thread, and memory is flat.
+"""
 
 import os
 import random
@@ -11,7 +14,8 @@ import attrs
 import pytest
 import trio
 
-from trio_rollout.tools import ExecLimits, Leftovers, open_rollout_tools
+from trio_rollout import Deadlines, EngineSettings, IterableSource, Leftovers, Retry, open_rollout_engine
+from trio_rollout.testing import FakeServers, Say, prompts
 
 # What a command does; each also has something that would outlive it if it could.
 SCRIPTS = {
@@ -25,7 +29,6 @@ SCRIPTS = {
     "leaves a server": "sleep 600 >/dev/null 2>&1 & echo started",
 }
 ENDS = ("by itself", "timeout", "event", "scope")
-LIMITS = ExecLimits(io_drain=0.1)
 
 
 @attrs.define
@@ -72,25 +75,52 @@ async def one_command(tools, draw, count):
         nursery.cancel_scope.cancel()
 
 
-async def one_rollout(seed, count, limiter):
-    draw = random.Random(seed)
-    async with limiter:
-        with trio.CancelScope() as rollout:
+class Commands:
+    """A generate function: three commands, then a turn. Some rollouts are cancelled, some fail and take their siblings along."""
+
+    def __init__(self, count):
+        self.count = count
+
+    async def __call__(self, prompt, rollout):
+        draw = random.Random(f"{prompt.id}.{rollout.index}.{rollout.attempt}")
+        fails = rollout.attempt == 1 and draw.random() < 0.03
+        with trio.CancelScope() as scope:
             if draw.random() < 0.1:
-                rollout.deadline = trio.current_time() + draw.uniform(0.0, 0.5)
-            async with open_rollout_tools(limits=LIMITS) as tools:
-                for _ in range(3):
-                    await one_command(tools, draw, count)
-        count.ends["rollout cancelled"] += rollout.cancelled_caught
-        count.rollouts += 1
-        count.memory.append(resident_mb())
+                scope.deadline = trio.current_time() + draw.uniform(0.0, 0.5)
+            for _ in range(3):
+                await one_command(rollout.tools, draw, self.count)
+                if fails:
+                    raise RuntimeError("this rollout fails")
+        self.count.ends["rollout's commands cancelled"] += scope.cancelled_caught
+        turn = await rollout.generate(rollout.input)
+        self.count.rollouts += 1
+        self.count.memory.append(resident_mb())
+        return rollout.finish([turn])
 
 
-async def run_rollouts(rollouts, at_a_time):
-    count, limiter = Count(), trio.CapacityLimiter(at_a_time)
-    async with trio.open_nursery() as nursery:
-        for seed in range(rollouts):
-            nursery.start_soon(one_rollout, seed, count, limiter)
+async def run_rollouts(rollouts, at_a_time, *, samples=4):
+    """Through an engine, with weight updates that abort and requeue whatever runs, commands and all."""
+    count, version = Count(), 0
+    servers = FakeServers(plan=lambda *_: Say(seconds=0.05))
+    async with open_rollout_engine(
+        IterableSource(prompts(rollouts // samples)),
+        Commands(count),
+        servers=servers,
+        settings=EngineSettings(
+            samples_per_prompt=samples,
+            max_running=at_a_time,
+            deadlines=Deadlines(tool=5.0),
+            retry=Retry(max_attempts=100, backoff_base=0.0),
+        ),
+    ) as engine:
+        async for batch in engine.batches(max(1, rollouts // samples // 5)):
+            await batch.ack()
+            version += 1
+            async with engine.weight_update(version=version):
+                servers.set_version(version)
+        now = engine.statistics()
+        assert (now.acked, now.quarantined) == (rollouts // samples, 0)
+        count.ends.update({f"requeued: {cause.value}": number for cause, number in now.requeues.items() if number})
     return count
 
 
@@ -104,11 +134,11 @@ def require_nothing_left(processes, before, count):
 
 
 async def soak(processes, rollouts):
-    await run_rollouts(2, 2)  # whatever is opened once is open now
+    await run_rollouts(2, 2, samples=2)  # whatever is opened once is open now
     before, began = processes.descriptors(), time.monotonic()
     count = await run_rollouts(rollouts, 64)
     print(  # ruff: ignore[print]  the numbers are the point of a soak
-        f"\n{count.rollouts} rollouts, {time.monotonic() - began:.0f} s;",
+        f"\n{count.rollouts} rollouts to their end, {time.monotonic() - began:.0f} s;",
         f"resident {count.memory[len(count.memory) // 5]:.0f} MB after a fifth, {count.memory[-1]:.0f} MB at the end,",
         f"{max(count.memory):.0f} MB at most; ends {dict(count.ends.most_common())}",
     )
