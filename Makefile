@@ -6,7 +6,7 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 CODE := $(wildcard trio_rollout compat tests examples benchmarks)
 
-.PHONY: setup demo test soak test-kill check format setup-sglang test-sglang setup-agents test-agents setup-ray test-ray
+.PHONY: setup demo test soak mutate test-kill check format setup-sglang test-sglang setup-agents test-agents setup-ray test-ray
 
 setup: .venv/.installed
 
@@ -24,6 +24,10 @@ test: setup
 # The long versions: more seeds, more kills, a million groups.
 soak: setup
 	$(BIN)/pytest -m soak $(PYTEST_ARGS)
+
+# Each patch of tests/mutations breaks one rule; the tests named in it must fail (four minutes).
+mutate: setup
+	$(BIN)/python tests/mutations/run.py
 
 # Engines with a ledger, killed at 200 random moments and looked at after each (two minutes). And `trio-rollout run`, killed
 # every 5 to 15 s until a file is finished: $(BIN)/python -m tests.kill.kill_run, 20 minutes.

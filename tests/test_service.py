@@ -46,3 +46,20 @@ async def test_a_service_that_has_started_outlives_its_body_whenever_it_is_cance
     """Also in the tick between its start and the body's: several orders of the tasks are tried."""
     for _ in range(30):
         assert await run(cancel_after) in (["service"], ["body", "leave", "service"])
+
+
+async def test_a_body_that_was_only_cancelled_adds_nothing_to_the_service_s_failure():
+    """Also when a nursery of the body's own has put its Cancelled into groups."""
+
+    async def serve(*, task_status):
+        task_status.started()
+        await trio.lowlevel.checkpoint()
+        raise OSError("the service's own")
+
+    async def leave(_value, _error):
+        await trio.lowlevel.checkpoint()
+
+    with pytest.raises(OSError, match="own"):
+        async with open_service(serve, leave), trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            await trio.sleep_forever()

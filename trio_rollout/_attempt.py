@@ -33,11 +33,19 @@ class Dropped:
 
 @attrs.frozen
 class Unfinished:
-    """The attempt ended without a result. ``hopeless``: no other try can end differently."""
+    """The attempt ended without a result. ``hopeless``: no other try can end differently. ``sample``: whose failure it was."""
 
     cause: Cause
     failure: Failure
     hopeless: bool = False
+    sample: int | None = None
+
+    def failure_for(self, index: int) -> Failure:
+        """Why this sample was not finished: its own failure, or that of one that failed first."""
+        if self.sample is None or self.sample == index:
+            return self.failure
+        why = f"sample {self.sample} failed first ({self.failure})"
+        return attrs.evolve(self.failure, cause=Cause.SIBLING, type="", message=why, traceback="")
 
 
 Result: TypeAlias = Finished | Dropped
@@ -71,22 +79,31 @@ class Attempt:
         """Why it was cancelled; None while it was not."""
         return None if self._end is None else self._end.cause
 
-    def cancel(self, cause: Cause, why: str, *, failure: Failure | None = None, hopeless: bool = False) -> bool:
+    def cancel(
+        self,
+        cause: Cause,
+        why: str,
+        *,
+        failure: Failure | None = None,
+        hopeless: bool = False,
+        sample: int | None = None,
+    ) -> bool:
         """End it without a result, unless it has ended already; whether this call did it."""
         if self._claimed or self._end is not None:
             return False
         if self._deadline_passed():
             self._end = self._out_of_time()
         else:
-            self._end = Unfinished(cause, failure or self._failure(cause, why), hopeless)
+            self._end = Unfinished(cause, failure or self._failure(cause, why), hopeless, sample)
         self.scope.cancel(reason=f"{self._end.cause.value}: {why}")
         return self._end.cause is cause
 
-    def fail(self, error: Exception) -> None:
-        """User code or a server raised this: end the attempt with the cause that it means."""
+    def fail(self, error: Exception, sample: int | None = None) -> None:
+        """User code or a server raised this, in one sample or over all: end the attempt with the cause that it means."""
         cause = Cause.SERVER_LOST if isinstance(error, ServerLost) else Cause.ERROR
         failure = failure_of(error, cause, group=self.id, attempt=self.number)
-        self.cancel(cause, str(error), failure=failure, hopeless=isinstance(error, RequestRejected))
+        hopeless = isinstance(error, RequestRejected)
+        self.cancel(cause, str(error), failure=failure, hopeless=hopeless, sample=sample)
 
     def claim(self, result: Result) -> Outcome:
         """Make this the outcome, unless the attempt was cancelled before."""

@@ -12,7 +12,7 @@ import trio
 from ._batch import Batch
 from ._core.batching import Answer, Supply, decide
 from ._core.checks import is_whole
-from ._core.enums import PauseMode
+from ._core.enums import Cause, PauseMode
 from ._core.lifecycle import State
 from ._core.settings import EngineSettings
 from ._core.statistics import EngineStatistics, ServerStatistics
@@ -22,7 +22,7 @@ from ._gate import Gate
 from ._parts import Parts, assemble
 from ._ports import Ports
 from ._recipe import Recipe
-from ._service import open_service
+from ._service import is_cancellation, open_service
 from ._weights import WeightUpdate
 from .abc import Gateway, Generate, GroupFilter, GroupReward, InferenceServers, Instrument, Ledger, Reward, Source
 from .errors import EndOfData, EngineClosed
@@ -210,7 +210,7 @@ class RolloutEngine:
         deadlines = self._parts.recipe.settings.deadlines
         grace = deadlines.drain - deadlines.abort if error is None and self._parts.record.ledger is not None else 0.0
         with trio.move_on_after(deadlines.drain):
-            await self._parts.pool.drain(grace)
+            await self._parts.pool.drain(grace, Cause.CANCELLED if is_cancellation(error) else Cause.SHUTDOWN)
             await self._parts.pool.give_back(self._parts.delivery.give_up_ready())
         self._closed = True
 

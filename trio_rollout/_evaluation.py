@@ -13,7 +13,7 @@ from ._attempt import Outcome, Unfinished, new_attempt
 from ._backoff import retry_wait_s, wait_s
 from ._core.enums import Status, Stop
 from ._core.retry import Again, after_failure
-from ._core.values import Failure, Group, GroupId, Prompt, Trajectory
+from ._core.values import Group, GroupId, Prompt, Trajectory
 from ._fate import Fate
 from ._group import run_attempt
 from ._live import LiveAttempts
@@ -77,7 +77,7 @@ class Evaluation:
                 retry=retry,
             )
             if not isinstance(verdict, Again):
-                self._groups[prompt.group_id] = self._failed(prompt, number, outcome.failure)
+                self._groups[prompt.group_id] = self._failed(prompt, number, outcome)
                 return
             attempts, free = verdict.attempts, verdict.free
             await wait_s(retry_wait_s(verdict.backoff, retry=retry, rng=self.recipe.ports.random))
@@ -90,7 +90,7 @@ class Evaluation:
             with self.live.holding(attempt), lease:
                 return await run_attempt(attempt, self.recipe, lease), attempt.new_tokens
 
-    def _failed(self, prompt: Prompt, number: int, failure: Failure) -> Group:
+    def _failed(self, prompt: Prompt, number: int, outcome: Unfinished) -> Group:
         rows = [
             Trajectory(
                 prompt=prompt,
@@ -100,7 +100,7 @@ class Evaluation:
                 stop=Stop.ABORT,
                 turns=0,
                 metadata=prompt.metadata,
-                error=failure,
+                error=outcome.failure_for(index),
             )
             for index in range(self.samples)
         ]

@@ -58,9 +58,9 @@ async def _one_rollout(
         with trio.CancelScope(deadline=deadline_after(seconds)) as scope:
             rows[index] = await _scored_rollout(attempt, recipe, index, scope.deadline)
         if scope.cancelled_caught:
-            attempt.cancel(Cause.DEADLINE, f"rollout {index}: its deadline of {seconds} s passed")
+            attempt.cancel(Cause.DEADLINE, f"rollout {index}: its deadline of {seconds} s passed", sample=index)
     except Exception as error:  # noqa: BLE001  the boundary of user code: its failure becomes the attempt's
-        attempt.fail(error)
+        attempt.fail(error, index)
     finally:
         slots.release_one()
 

@@ -171,7 +171,7 @@ class Pool:
         return None
 
     async def _settle_unfinished(self, entry: Entry, attempt: Attempt, outcome: Unfinished) -> float | None:
-        if outcome.cause is Cause.SHUTDOWN and self.record.ledger is None:
+        if outcome.cause in {Cause.SHUTDOWN, Cause.CANCELLED} and self.record.ledger is None:
             return None  # the drain that cancelled it gives it back to the source: no requeue
         retry = self.recipe.settings.retry
         verdict = after_failure(
@@ -217,17 +217,18 @@ class Pool:
                 )
             )
 
-    async def drain(self, grace: float) -> None:
+    async def drain(self, grace: float, cause: Cause = Cause.SHUTDOWN) -> None:
         """Stop admitting, let the running finish for ``grace`` seconds, cancel the rest and wait for their wrap-up.
 
-        Then what waits is given back to the source, unless a ledger keeps it. A second drain does nothing.
+        Then what waits is given back to the source, unless a ledger keeps it. A second drain does nothing. ``cause``: what
+        the cancelled attempts are told.
         """
         async with self._one_drain:
             self._admission.cancel(reason="drain")
             self.ready.lift_bound()
             with trio.move_on_after(max(0.0, grace)):
                 await self.live.changed.wait_until(lambda: not len(self.live))
-            self.live.cancel_all(Cause.SHUTDOWN, "the engine drains")
+            self.live.cancel_all(cause, "the engine drains")
             await self.live.changed.wait_until(lambda: not len(self.live))
             await self.give_back(list(self.book.entries(State.WAITING, State.RUNNING)))
             self.drained = True

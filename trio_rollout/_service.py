@@ -32,6 +32,13 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     return found
 
 
+def is_cancellation(error: BaseException | None) -> bool:
+    """Whether this is Cancelled, or a group with nothing but such in it."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(isinstance(leaf, trio.Cancelled) for leaf in _leaves(error))
+    return isinstance(error, trio.Cancelled)
+
+
 def _failure_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """What the service itself raised: bare when it is one thing, a KeyboardInterrupt before all else."""
     leaves = _leaves(group)
@@ -47,7 +54,7 @@ def _raise_outcome(body_error: BaseException | None, failure: BaseException | No
             raise body_error
         return
     # A cancellation of the body is then the failure's doing, and a KeyboardInterrupt hides nothing worth keeping.
-    if body_error is None or isinstance(body_error, trio.Cancelled) or isinstance(failure, KeyboardInterrupt):
+    if body_error is None or is_cancellation(body_error) or isinstance(failure, KeyboardInterrupt):
         raise failure
     raise BaseExceptionGroup("the body and its service both failed", [body_error, failure])
 

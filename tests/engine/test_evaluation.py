@@ -35,6 +35,23 @@ async def test_it_runs_although_training_holds_every_slot():
         assert group.trajectories[0].status is Status.COMPLETED
 
 
+async def test_what_one_sample_raised_is_its_own_error_and_its_siblings_say_so():
+    """Cause SIBLING never hides what happened: it names the sample that failed first."""
+
+    async def generate(prompt, rollout):
+        if rollout.index == 1:
+            raise ValueError("only here")
+        await trio.sleep_forever()
+
+    async with world(0) as w:
+        (group,) = await w.engine.evaluate(held_out(1), generate, samples_per_prompt=3)
+    errors = [row.error for row in group.trajectories]
+    assert [error.cause for error in errors] == [Cause.SIBLING, Cause.ERROR, Cause.SIBLING]
+    assert errors[1].message == "only here"
+    assert "sample 1 failed first" in errors[0].message
+    assert "only here" in errors[0].message
+
+
 async def test_a_prompt_that_failed_for_good_is_failed_not_missing():
     """F075."""
     plan = lambda _, prompt: Fail(ValueError("bad")) if prompt[2] == 4 else Say()

@@ -52,6 +52,32 @@ async def test_drain_cancels_the_rest_and_gives_it_back_to_the_source():
             await w.engine.next_batch(1)
 
 
+@pytest.mark.parametrize(
+    ("end", "cause"), [("cancelled", Cause.CANCELLED), ("left", Cause.SHUTDOWN), ("drained", Cause.SHUTDOWN)]
+)
+async def test_cancelled_from_outside_and_shut_down_are_two_causes(end, cause):
+    """F018. The group's own deadline is a third one, and it wins if it has passed."""
+    told = []
+
+    async def generate(prompt, rollout):
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled as error:
+            told.append(str(error))
+            raise
+
+    with trio.CancelScope() as scope:
+        async with world(2, generate=generate) as w:
+            await trio.sleep(1)
+            if end == "cancelled":
+                scope.cancel()
+                await trio.sleep_forever()
+            if end == "drained":
+                await w.engine.drain(grace=0)
+    assert told
+    assert all(f"{cause.value}: the engine drains" in words for words in told)
+
+
 async def test_a_waiting_consumer_hears_of_a_drain():
     async with world(4, plan=lambda *_: HANG) as w, trio.open_nursery() as nursery:
 

@@ -224,6 +224,24 @@ async def test_a_requeued_group_waits_behind_what_was_waiting_and_before_what_wa
     assert 2 <= order.index("p0", 1) <= 3  # behind the one prompt that was pulled ahead, before p3
 
 
+async def test_a_requeued_group_waits_behind_all_that_were_waiting():
+    """F035, with two pulled ahead: the first takes the slot, and the second too comes before it."""
+    order = []
+
+    def plan(number, prompt):
+        order.append(f"p{prompt[2] - 3}")
+        return (
+            Fail(ValueError("once"), 0.5) if order.count("p0") == 1 and order[-1] == "p0" else Say(seconds=5 + number)
+        )
+
+    quick = Retry(backoff_base=0.0)
+    async with world(12, plan=plan, samples_per_prompt=1, max_running=8, max_ready=20, retry=quick) as w:
+        await take_all(w.engine, 1)
+
+    again = order.index("p0", order.index("p0") + 1)
+    assert again > order.index("p9")
+
+
 async def test_each_finished_rollout_frees_its_slot_at_once():
     """The long rollout of the first group does not keep the slot of its short sibling."""
     async with world(3, plan=lambda n, _: Say(seconds=100 if n == 0 else 1), max_running=3) as w:

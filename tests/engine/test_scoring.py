@@ -67,7 +67,7 @@ async def test_several_rewards_by_name_are_kept():
 
 async def test_a_judge_that_hangs_is_cut_at_the_rewards_deadline():
     """F043: one hanging judge costs its group an attempt, never the run."""
-    calls = []
+    calls, began = [], trio.current_time()
 
     async def reward(trajectory):
         calls.append(trajectory)
@@ -77,6 +77,7 @@ async def test_a_judge_that_hangs_is_cut_at_the_rewards_deadline():
 
     async with world(3, reward=reward, deadlines={"reward": 2.0}) as w:
         assert len(await take_all(w.engine)) == 3
+        assert trio.current_time() - began < 10  # cut by the reward's own deadline, not by the group's of half an hour
 
 
 async def test_a_scorer_that_fails_is_heard_of_at_each_try(caplog):

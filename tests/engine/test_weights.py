@@ -92,6 +92,32 @@ async def test_nothing_is_sent_while_the_window_is_open():
         assert len(await take_all(w.engine)) == 10
 
 
+async def test_a_turn_that_begins_in_the_window_waits_at_the_gate():
+    """Not on a paused server, where its abort would be lost."""
+    asked = []
+
+    class Asked(FakeServers):
+        async def generate(self, *args, **more):
+            asked.append(self.paused)
+            return await super().generate(*args, **more)
+
+    async def generate(prompt, rollout):
+        turns = []
+        for _ in range(3):
+            turns.append(await rollout.generate(rollout.input))
+            await trio.sleep(3)
+        return rollout.finish(turns)
+
+    async with world(4, servers=Asked(plan=lambda *_: Say(seconds=1)), generate=generate) as w:
+        await trio.sleep(2)
+        async with w.engine.weight_update(version=1, mode=PauseMode.RETRACT):
+            await trio.sleep(20)
+            w.servers.set_version(1)
+        assert len(await take_all(w.engine)) == 4
+    assert len(asked) == 24
+    assert asked == [None] * 24
+
+
 async def test_a_body_that_raises_keeps_the_version_and_resumes_the_servers():
     error = RuntimeError("push failed")
     async with world(4) as w:
