@@ -17,7 +17,7 @@ from ._backoff import retry_wait_s, wait_s
 from ._core.admission import Load, pullable, startable
 from ._core.book import Book, Entry
 from ._core.enums import Cause
-from ._core.events import Filtered, Pulled, Quarantined, Ready, Requeued
+from ._core.events import Filtered, Quarantined, Ready, Requeued
 from ._core.failures import failure_of
 from ._core.lifecycle import Event, State
 from ._core.retry import Again, FailureBudget, after_failure
@@ -27,6 +27,7 @@ from ._freshness import Freshness
 from ._group import run_attempt
 from ._instruments import Instruments
 from ._live import LiveAttempts
+from ._pull import record_pull
 from ._ready import ReadyBuffer
 from ._recipe import Recipe
 from ._record import Record
@@ -108,9 +109,12 @@ class Pool:
             raise SourceError(f"source.take({count}) must give at most {count} prompts, got {prompts!r:.200}")
         self.exhausted = not prompts
         entries = [self.book.pull(prompt) for prompt in prompts]
-        if prompts:
-            await self.record.write(Pulled(prompts=tuple(prompts), source_state=self.source.state()))
-        self.queue.extend(entries)
+        refused = await record_pull(self.record, prompts, self.source.state()) if prompts else {}
+        for entry in entries:
+            if entry.id in refused:
+                self._gave_up(entry, refused[entry.id])
+            else:
+                self.queue.append(entry)
         self.changed.notify()
         self.ready.came.notify()
 
@@ -138,8 +142,9 @@ class Pool:
             self.generated_tokens += attempt.new_tokens
             try:
                 backoff = await self._settle(entry, attempt, outcome)
-            except LedgerError:
-                return  # the record has told the engine; on disk the group is unfinished, and it stays so here
+            except LedgerError as error:  # on disk the group is unfinished, and it stays so here
+                self.fate.fail(error)
+                return
         self.ready.came.notify()
         if backoff is None:
             self.changed.notify()
@@ -150,14 +155,17 @@ class Pool:
 
     async def _settle(self, entry: Entry, attempt: Attempt, outcome: Outcome) -> float | None:
         """Record the outcome, then show it. Returns seconds until a requeued group may start; None for all others."""
+        try:
+            return await self._settle_as(outcome, entry, attempt)
+        except DataRefused as error:  # user code put something into it that no other try would leave out
+            failure = failure_of(error, group=entry.id, attempt=attempt.number)
+            await self._give_up(entry, Unfinished(Cause.ERROR, failure, hopeless=True))
+            return None
+
+    async def _settle_as(self, outcome: Outcome, entry: Entry, attempt: Attempt) -> float | None:
         match outcome:
             case Finished(group=group):
-                try:
-                    await self.record.write(Ready(group=group))
-                except DataRefused as error:  # user code put something into it that no other try would leave out
-                    failure = failure_of(error, group=entry.id, attempt=attempt.number)
-                    await self._give_up(entry, Unfinished(Cause.ERROR, failure, hopeless=True))
-                    return None
+                await self.record.write(Ready(group=group))
                 self.budget.group_ready()
                 await self.ready.put(entry, group)
                 self.instruments.emit("group.ready", id=entry.id, attempt=attempt.number, group=group)
@@ -206,6 +214,9 @@ class Pool:
     async def _give_up(self, entry: Entry, outcome: Unfinished) -> None:
         report = QuarantineReport(id=entry.id, cause=outcome.cause, attempts=entry.attempt, error=outcome.failure)
         await self.record.write(Quarantined(report=report))
+        self._gave_up(entry, report)
+
+    def _gave_up(self, entry: Entry, report: QuarantineReport) -> None:
         self.book.quarantine(entry, report)
         _LOGGER.error("group %s is quarantined after %d attempts: %s", entry.id, report.attempts, report.error)
         self.instruments.emit("group.quarantined", report=report)
@@ -213,7 +224,7 @@ class Pool:
             self.fate.fail(
                 RolloutError(
                     f"{self.budget.in_a_row} groups in a row failed for good and none became ready in between; "
-                    f"failure_budget is {self.budget.limit}. Last error: {outcome.failure}"
+                    f"failure_budget is {self.budget.limit}. Last error: {report.error}"
                 )
             )
 

@@ -7,7 +7,7 @@ everything else keyword-only with a default.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ._core.values import Turn
+    from ._core.values import GroupId, Turn
 
 
 class RolloutError(Exception):
@@ -67,6 +67,11 @@ class LedgerError(RolloutError):
 
 class DataRefused(LedgerError):
     """User data that the ledger can't store; says of which group, and where in it. The ledger itself goes on."""
+
+    def __init__(self, message: str, *, group: "GroupId | None" = None) -> None:
+        super().__init__(message)
+        self.group = group
+        """Whose data it is, where that is one group's."""
 
 
 class SessionClosed(RolloutError):

@@ -30,8 +30,9 @@ class Runs:
     @asynccontextmanager
     async def open(self, **changes):
         source = changes.pop("source", None) or IterableSource(prompts(self.count))
+        keep, io = changes.pop("keep_acked", False), SimIO(rng=random.Random(1))
         async with (
-            open_ledger("sim", disk=self.disk, io=SimIO(rng=random.Random(1))) as ledger,
+            open_ledger("sim", keep_acked=keep, disk=self.disk, io=io) as ledger,
             world(source=source, ledger=ledger, **changes) as w,
         ):
             yield w
@@ -216,6 +217,42 @@ async def test_a_restore_before_the_last_ack_is_refused_after_a_restart_too():
     async with runs.open() as w:
         with pytest.raises(RolloutError, match="acked"):
             await w.engine.restore(0)
+
+
+async def test_a_prompt_that_cannot_be_stored_is_given_up_and_the_run_goes_on():
+    """It came from the source in one pull with good ones; the next run remembers it as given up."""
+    given = [attrs.evolve(one, metadata={"lock": trio.Lock()}) if one.id in {"p2", "p3"} else one for one in prompts(8)]
+    runs = Runs()
+    async with runs.open(source=IterableSource(given)) as w:
+        assert sorted(group.prompt.id for group in await take_all(w.engine)) == ["p0", "p1", "p4", "p5", "p6", "p7"]
+        reports = w.engine.quarantined()
+    assert [(report.id.prompt, report.attempts, report.error.type) for report in reports] == [
+        ("p2", 0, "DataRefused"),
+        ("p3", 0, "DataRefused"),
+    ]
+    assert "metadata['lock']" in reports[0].error.message
+    async with runs.open(source=IterableSource(given)) as w:
+        assert await take_all(w.engine) == []
+        assert w.engine.quarantined() == reports
+
+
+async def test_a_source_whose_position_cannot_be_stored_fails_the_run():
+    class Forgetful(IterableSource):
+        def state(self):
+            return {"at": object()}
+
+    with pytest.raises(LedgerError, match=r"the source's state can't be written to the ledger: \['at'\]"):
+        async with Runs().open(source=Forgetful(prompts(2))) as w:
+            await take_all(w.engine)
+
+
+async def test_a_filters_reason_that_cannot_be_stored_loses_no_group():
+    async def odd(group):
+        return Drop("\ud800") if group.prompt.id == "p3" else Keep()
+
+    async with Runs().open(group_filter=odd, keep_acked=True) as w:
+        assert len(await take_all(w.engine)) == 7
+        assert [report.id.prompt for report in w.engine.quarantined()] == ["p3"]
 
 
 async def test_a_group_that_cannot_be_stored_is_quarantined_and_the_run_goes_on():

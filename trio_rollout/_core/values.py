@@ -51,6 +51,13 @@ def _messages(value: Sequence[Mapping[str, object]] | None) -> tuple[Mapping[str
     return None if value is None else tuple(dict(message) for message in value)
 
 
+def _is_text(_: object, field: "attrs.Attribute[str]", value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # a name that no database and no file can hold
+        raise ValueError(f"{field.name} {value!r}: {error}") from None
+
+
 @attrs.frozen(kw_only=True)
 class Prompt:
     """One task for the model: exactly one of ``input_ids``, ``text`` and ``messages``.
@@ -59,11 +66,12 @@ class Prompt:
     never read by the engine. ``extra`` goes into the request as it is (images, a LoRA path, …).
 
     Raises:
-      ValueError, TypeError: none or several of the three inputs are given, the input is empty, or an id is no token id.
+      ValueError, TypeError: none or several of the three inputs are given, the input is empty, an id is no token id, or the
+        prompt's own id is no text (a lone surrogate).
 
     """
 
-    id: str = attrs.field(converter=str)
+    id: str = attrs.field(converter=str, validator=_is_text)
     input_ids: IdArray | None = attrs.field(default=None, converter=_optional_ids, eq=_same_array)
     text: str | None = None
     messages: tuple[Mapping[str, object], ...] | None = attrs.field(default=None, converter=_messages)

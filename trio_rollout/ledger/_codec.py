@@ -154,13 +154,13 @@ def _group(group: Group) -> dict[str, object]:
     }
 
 
-def _encoded(what: str, encode: Callable[[Any], object], value: object) -> bytes:
+def _encoded(what: str, encode: Callable[[Any], object], value: object, *, group: GroupId | None = None) -> bytes:
     try:
         return packed(encode(value))
     except UnencodableError as error:
-        raise DataRefused(f"{what} can't be written to the ledger: {error}") from None
+        raise DataRefused(f"{what} can't be written to the ledger: {error}", group=group) from None
     except (OverflowError, TypeError, ValueError) as error:
-        raise DataRefused(f"{what} can't be written to the ledger: {error}") from error
+        raise DataRefused(f"{what} can't be written to the ledger: {error}", group=group) from error
 
 
 def encode_prompt(prompt: Prompt) -> bytes:
@@ -170,7 +170,7 @@ def encode_prompt(prompt: Prompt) -> bytes:
       DataRefused: names the prompt and the part of it that can't be stored.
 
     """
-    return _encoded(f"prompt {prompt.group_id}", _prompt, prompt)
+    return _encoded(f"prompt {prompt.group_id}", _prompt, prompt, group=prompt.group_id)
 
 
 def decode_prompt(data: bytes | memoryview) -> Prompt:
@@ -185,7 +185,7 @@ def encode_group(group: Group) -> bytes:
       DataRefused: names the group, the trajectory and the key that can't be stored.
 
     """
-    return _encoded(f"group {group.id}", _group, group)
+    return _encoded(f"group {group.id}", _group, group, group=group.id)
 
 
 def decode_group(data: bytes | memoryview) -> Group:
