@@ -16,6 +16,8 @@ from trio_rollout.tiny import DATA
 class NoParser:
     """Answers are their own text."""
 
+    finds_thoughts = False
+
     def takes_apart(self, tools):
         return False
 

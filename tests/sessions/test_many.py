@@ -109,4 +109,5 @@ async def test_two_thousand_sessions():
     assert versions == {0, 1}
     after_a_fifth = sizes[1]
     in_mb = [size // 1_000_000 for size in sizes]
+    print("resident after each tenth, MB:", in_mb)  # ruff: ignore[print]  the numbers are the point of a soak
     assert sizes[-1] <= after_a_fifth + max(20_000_000, after_a_fifth // 20), in_mb

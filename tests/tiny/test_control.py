@@ -110,6 +110,28 @@ async def test_the_parser_must_be_named(client: Client, caplog):
     assert (answer.status, answer.body) == (500, b"Internal Server Error")
 
 
+@pytest.mark.parametrize(
+    ("parser", "text", "thoughts", "rest"),
+    [
+        ("qwen3", "<think>hm</think>\n\nyes", "hm", "\n\nyes"),
+        ("qwen3", "plain", "", "plain"),
+        ("qwen3", "<think>cut of", "cut of", ""),
+        ("deepseek-r1", "hm</think>yes", "hm", "yes"),
+        ("deepseek-r1", "cut of", "cut of", ""),
+    ],
+)
+async def test_thoughts_are_separated(client: Client, parser, text, thoughts, rest):
+    answer = await client.call("/separate_reasoning", {"text": text, "reasoning_parser": parser})
+
+    assert answer.json == {"reasoning_text": thoughts, "text": rest}
+
+
+async def test_an_unknown_reasoning_parser_is_an_error(client: Client, caplog):
+    answer = await client.call("/separate_reasoning", {"text": "x", "reasoning_parser": "other"})
+
+    assert (answer.status, answer.body) == (500, b"Internal Server Error")
+
+
 async def test_a_server_can_be_slowed_down(client: Client):
     await client.call("/slow_down", {"forward_sleep_time": 10.0})
     answer = await client.generate(max_new_tokens=3)

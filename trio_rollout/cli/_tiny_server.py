@@ -41,6 +41,7 @@ _SECONDS = click.FloatRange(0.0, min_open=True)
     "--cache-tokens", type=click.IntRange(0), default=1_000_000, show_default=True, help="Of the prefix cache."
 )
 @click.option("--incremental", is_flag=True, help="Streams carry deltas, as with --incremental-streaming-output.")
+@click.option("--reasoning-parser", default=None, help="What /model_info says: how the model writes thoughts.")
 @click.option("--health-timeout", type=_SECONDS, default=20.0, show_default=True, help="Patience of /health.")
 @click.option(
     "--disconnect-poll", type=_SECONDS, default=4.0, show_default=True, help="How often it looks for clients."

@@ -12,6 +12,7 @@ from ._protocol import at_least_one_message, decoded, event, function_tool, join
 from ._refusal import Refusal
 from ._values import Answer, ChatRequest, Finish, Message
 
+_RESPONSE: Final = "resp_"
 _TEXT: Final = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
 
 
@@ -52,18 +53,20 @@ class _Body(msgspec.Struct):
     top_p: float | None = None
     stream: bool | None = None
     previous_response_id: str | None = None
+    conversation: Any = None
+    background: bool | None = None
 
 
 @final
 @attrs.frozen
 class Responses:
-    """``POST /v1/responses``. Nothing is stored: each request brings its whole conversation."""
+    """``POST /v1/responses``. A request brings its whole conversation, or names the response that it continues."""
 
     def request(self, body: bytes) -> ChatRequest:
         """See ``AgentProtocol.request``."""
         asked: _Body = decoded(body, _Body)
-        if asked.previous_response_id is not None:
-            raise Refusal(400, "previous_response_id: responses are not stored; send the whole conversation as input")
+        if asked.conversation is not None or asked.background:
+            raise Refusal(400, "conversation and background are not supported: name a previous_response_id, and wait")
         items = [_Item(content=asked.input)] if isinstance(asked.input, str) else asked.input
         at_least_one_message(items)
         first: list[Message] = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
@@ -78,6 +81,8 @@ class Responses:
             stream=bool(asked.stream),
             model=asked.model,
             key=key_of("responses", body),
+            previous=(asked.previous_response_id or "").removeprefix(_RESPONSE),
+            instructions=len(first),
         )
 
     def answer(self, answer: Answer, request: ChatRequest) -> dict[str, Any]:
@@ -207,11 +212,12 @@ def _output(answer: Answer) -> list[dict[str, Any]]:
 def _response(turn: str, request: ChatRequest, answer: Answer | None) -> dict[str, Any]:
     cut = answer is not None and answer.finish is Finish.LENGTH
     return {
-        "id": f"resp_{turn}",
+        "id": _RESPONSE + turn,
         "object": "response",
         "created_at": 0,
         "status": "in_progress" if answer is None else "incomplete" if cut else "completed",
         "error": None,
+        "previous_response_id": _RESPONSE + request.previous if request.previous else None,
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "instructions": None,
         "metadata": {},

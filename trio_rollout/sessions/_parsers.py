@@ -57,6 +57,11 @@ class Parsed:
 class Parser(Protocol):
     """Takes answers apart."""
 
+    @property
+    def finds_thoughts(self) -> bool:
+        """Whether any part of an answer may turn out to be thoughts."""
+        ...
+
     def takes_apart(self, tools: Sequence[Tool]) -> bool:
         """Whether an answer to a request with these tools can come out as anything but its own text."""
         ...
@@ -82,9 +87,14 @@ class ServerParser:
     reasoning_parser: str | None
     _turn: Iterator[int] = attrs.field(factory=itertools.count, init=False)
 
+    @property
+    def finds_thoughts(self) -> bool:
+        """If there is a parser for them."""
+        return self.reasoning_parser is not None
+
     def takes_apart(self, tools: Sequence[Tool]) -> bool:
         """If there is a parser for what such an answer may hold."""
-        return self.reasoning_parser is not None or bool(tools and self.tool_parser)
+        return self.finds_thoughts or bool(tools and self.tool_parser)
 
     async def parse(self, text: str, tools: Sequence[Tool]) -> Parsed:
         """Ask for the reasoning first, then for the calls in what is left. See ``Parser.parse``."""

@@ -18,11 +18,15 @@ _HALF: Final = "�"
 @final
 @attrs.define(eq=False)
 class Reveal:
-    """The visible text of one answer. ``marked_up``: whether its text goes through a parser when it is complete."""
+    """The visible text of one answer. ``marked_up``: whether its text goes through a parser when it is complete.
+
+    ``held``: all of it may be thoughts, some models begin in the middle of them; so nothing is shown before its end.
+    """
 
     tokenizer: Tokenizer
     marked_up: bool
     stop: tuple[str, ...] = ()
+    held: bool = False
     text: str = ""
     """What may be shown."""
     _decoded: str = attrs.field(default="", init=False)
@@ -32,7 +36,7 @@ class Reveal:
 
     def feed(self, ids: Sequence[int]) -> None:
         """These are all ids so far."""
-        if self._ended or len(ids) <= self._read:
+        if self.held or self._ended or len(ids) <= self._read:
             return
         upto = next((place for place in range(self._read, len(ids)) if self._ends_at(ids[place])), len(ids))
         self._ended = upto < len(ids)

@@ -36,7 +36,8 @@ class Sampler:
     def reveal(self, request: ChatRequest) -> Reveal:
         """What shows an answer to this request while it is sampled."""
         stop = (*self.sampling.stop, *request.stop)
-        return Reveal(self.conversation.tokenizer, self.parser.takes_apart(request.tools), stop)
+        marked_up = self.parser.takes_apart(request.tools)
+        return Reveal(self.conversation.tokenizer, marked_up, stop, held=self.parser.finds_thoughts)
 
     async def sample(self, turn: SessionTurn, rollout: Rollout) -> tuple[Answer, Stop]:
         """Sample the turn and record it. Cancelled, nothing is recorded.
@@ -61,7 +62,8 @@ class Sampler:
         parsed = await self._parsed(sampled.text, request)
         answer = _answer(turn.id, sampled, parsed, request)
         if len(sampled.output_ids):
-            turn.node = self.conversation.record(request.messages, request.tools, _message(answer), sampled)
+            turn.said = _message(answer)
+            turn.node = self.conversation.record(request.messages, request.tools, turn.said, sampled)
         return answer, sampled.stop
 
     async def _parsed(self, text: str, request: ChatRequest) -> Parsed:
@@ -77,6 +79,8 @@ class Sampler:
             self.sampling,
             max_new_tokens=min(asked, room),
             stop=(*self.sampling.stop, *request.stop),
+            # A parser has to see the markup, which is special tokens to some models.
+            skip_special_tokens=self.sampling.skip_special_tokens and not self.parser.takes_apart(request.tools),
             extra={**self.sampling.extra, **request.extra},
         )
         if not self.settings.agents_choose_temperature:

@@ -66,7 +66,7 @@ class GatewaySession:
     _failure: Exception | None = attrs.field(default=None, init=False)
     _last_stop: Stop | None = attrs.field(default=None, init=False)
     _running: dict[SessionTurn, None] = attrs.field(factory=dict, init=False)
-    _recorded: list[SessionTurn] = attrs.field(factory=list, init=False)
+    _recorded: dict[str, SessionTurn] = attrs.field(factory=dict, init=False)
     _resendable: OrderedDict[str, SessionTurn] = attrs.field(factory=OrderedDict, init=False)
     _changed: StateChange = attrs.field(factory=StateChange, init=False)
 
@@ -112,9 +112,20 @@ class GatewaySession:
           Refusal: a limit of the session is reached.
 
         """
-        turn = self._known(request) or self._start(request)
+        turn = self._known(request) or self._start(self._whole(request))
         with turn.wanted():
             yield turn
+
+    def _whole(self, request: ChatRequest) -> ChatRequest:
+        """The request with the conversation that it only names."""
+        if not request.previous:
+            return request
+        earlier = self._recorded.get(request.previous)
+        if earlier is None or earlier.said is None:
+            raise Refusal(400, "previous_response_id: this session has no such response")
+        asked, place = earlier.request, request.instructions
+        before = (*asked.messages[asked.instructions :], earlier.said)
+        return attrs.evolve(request, messages=(*request.messages[:place], *before, *request.messages[place:]))
 
     def _known(self, request: ChatRequest) -> SessionTurn | None:
         """The turn that this is a resend of.
@@ -173,7 +184,7 @@ class GatewaySession:
         else:
             self._failure, self._last_stop = None, stop
             if turn.node is not None:
-                self._recorded.append(turn)
+                self._recorded[turn.id] = turn
             turn.end(answer, None)
 
     async def close(self) -> None:
@@ -210,7 +221,7 @@ class GatewaySession:
 
     def _drop_lost(self) -> None:
         tree = self._conversation.tree
-        for turn in reversed(self._recorded):
+        for turn in reversed(self._recorded.values()):
             if not turn.delivered and turn.node is not None and not tree.is_continued(turn.node):
                 self._conversation.forget(turn.node)
                 self._lost += 1

@@ -10,7 +10,7 @@ import trio
 from .._core.token_tree import Node
 from .._signal import StateChange
 from ._reveal import Reveal
-from ._values import Answer, ChatRequest
+from ._values import Answer, ChatRequest, Message
 
 
 @final
@@ -18,7 +18,8 @@ from ._values import Answer, ChatRequest
 class SessionTurn:
     """Its scope is cancelled when everybody who wanted it has gone, or when its session closes.
 
-    ``answer`` or ``error`` is set at its end. It counts only if it was ``delivered``.
+    ``answer`` or ``error`` is set at its end. It counts only if it was ``delivered``. ``node`` is what was recorded of it, and
+    ``said`` its answer as it stands in a conversation.
     """
 
     id: str
@@ -28,6 +29,7 @@ class SessionTurn:
     answer: Answer | None = attrs.field(default=None, init=False)
     error: Exception | None = attrs.field(default=None, init=False)
     node: Node | None = attrs.field(default=None, init=False)
+    said: Message | None = attrs.field(default=None, init=False)
     delivered: bool = attrs.field(default=False, init=False)
     sampled: Sequence[int] = attrs.field(default=(), init=False)
     _waiting: int = attrs.field(default=0, init=False)

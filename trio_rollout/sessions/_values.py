@@ -14,7 +14,11 @@ Tool: TypeAlias = Mapping[str, Any]
 
 @attrs.frozen(kw_only=True)
 class ChatRequest:
-    """What an agent asks for. ``key`` is the same for identical requests; ``again``: the client says it is a resend."""
+    """What an agent asks for. ``key`` is the same for identical requests; ``again``: the client says it is a resend.
+
+    ``previous`` is the id of the turn that it continues, if it names one: the messages then only go on from there.
+    ``instructions`` of them, the first, stand before whatever came earlier and are not part of it.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
@@ -27,6 +31,8 @@ class ChatRequest:
     model: str = ""
     key: str = ""
     again: bool = False
+    previous: str = ""
+    instructions: int = 0
     extra: Mapping[str, object] = attrs.field(factory=dict)
 
 

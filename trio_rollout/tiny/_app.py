@@ -51,6 +51,7 @@ class App:
             "/release_memory_occupation": (_EITHER, control.nothing),
             "/resume_memory_occupation": (_EITHER, control.nothing),
             "/parse_function_call": (_POST, control.parse_function_call),
+            "/separate_reasoning": (_POST, control.separate_reasoning),
             "/slow_down": (_EITHER, control.slow_down),
             "/ready": (_GET, control.ready),
             "/ping": (_GET, control.ping),

@@ -13,6 +13,7 @@ from ._connection import Connection, HttpRequest
 from ._frontend import Frontend
 from ._identity import Identity
 from ._model import TinyModel
+from ._reasoning import REASONING_PARSERS, SeparateBody, separate_reasoning
 from ._refusal import Refusal, malformed
 from ._request import Wanted
 from ._tool_calls import PARSERS, ParseBody, parse_tool_calls
@@ -158,6 +159,19 @@ class Control:
         if body.tool_call_parser not in PARSERS:
             raise ValueError(f"Unsupported tool_call_parser: {body.tool_call_parser}")
         await connection.reply_json(200, parse_tool_calls(body.text, body.tools))
+
+    async def separate_reasoning(self, connection: Connection, request: HttpRequest) -> None:
+        """Take the thoughts out of a text. The parser's name must be given, as ``/model_info`` says it.
+
+        Raises:
+          ValueError: another parser, which SGLang answers with a 500.
+
+        """
+        body = decode(request, SeparateBody)
+        if body.reasoning_parser not in REASONING_PARSERS:
+            raise ValueError(f"Unsupported model type: {body.reasoning_parser}")
+        inside = REASONING_PARSERS[body.reasoning_parser]
+        await connection.reply_json(200, separate_reasoning(body.text, begins_inside=inside))
 
     async def slow_down(self, connection: Connection, request: HttpRequest) -> None:
         """Wait so many seconds after every step from now on."""

@@ -20,6 +20,7 @@ class Identity:
     model_path: str
     served_model_name: str
     tokenizer_path: str
+    reasoning_parser: str | None = None
     healthy: bool = True
 
     def model_info(self, version: str) -> dict[str, Any]:
@@ -32,7 +33,7 @@ class Identity:
             "preferred_sampling_params": None,
             "weight_version": version,
             "load_format": "auto",
-            "reasoning_parser": None,
+            "reasoning_parser": self.reasoning_parser,
             "tool_call_parser": "qwen25",
             "disaggregation_mode": "null",
             "has_image_understanding": False,

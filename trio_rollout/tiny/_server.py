@@ -180,7 +180,12 @@ def _build(
             folder,
             {"vocab_size": model.vocab, "eos_token_id": eos_id, "max_position_embeddings": settings.context_length},
         )
-    identity = Identity(model_path=str(folder), served_model_name=str(folder), tokenizer_path=str(DATA))
+    identity = Identity(
+        model_path=str(folder),
+        served_model_name=str(folder),
+        tokenizer_path=str(DATA),
+        reasoning_parser=settings.reasoning_parser,
+    )
     control = Control(frontend=frontend, identity=identity)
     answers = Answers(scheduler=scheduler, tokenizer=tokenizer)
     generate = Generate(frontend=frontend, answers=answers)

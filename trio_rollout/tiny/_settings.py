@@ -23,6 +23,7 @@ class TinySettings:
     ``max_running`` requests decode at once, ``max_queued`` may wait (None: any number); ``context_length`` bounds prompt
     and answer together; ``cache_tokens`` the prefix cache. ``step_delay`` is waited after every decode step.
     ``incremental``: streams carry deltas. ``script``: answers chosen by the prompt, for demonstrations.
+    ``reasoning_parser``: the name that /model_info says, of the format in which the model writes thoughts.
     ``health_timeout``: how long /health waits for a sign of life. ``disconnect_poll``: how often a request that does not
     stream looks whether its client is still there. ``abort_poll``: how often a pause in abort mode looks again.
 
@@ -45,6 +46,7 @@ class TinySettings:
     step_delay: float = attrs.field(default=0.0, converter=float, validator=at_least(0.0))
     incremental: bool = False
     script: Path | None = attrs.field(default=None, converter=_path)
+    reasoning_parser: str | None = None
     health_timeout: float = attrs.field(default=20.0, converter=float, validator=seconds)
     disconnect_poll: float = attrs.field(default=4.0, converter=float, validator=seconds)
     abort_poll: float = attrs.field(default=1.0, converter=float, validator=seconds)
