@@ -1,16 +1,20 @@
 """What ``export`` writes of a folder of results."""
 
 import json
+import sys
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import trio
 from click.testing import CliRunner
 
+from trio_rollout._core.events import RunIdentity, VersionChanged
 from trio_rollout._core.values import Group, Prompt, Segment, Trajectory
 from trio_rollout.cli import main
 from trio_rollout.cli._group_json import group_object, json_text
 from trio_rollout.cli._parquet import write_parquet
+from trio_rollout.ledger import open_ledger
 from trio_rollout.ledger._disk import DATABASE
 
 
@@ -81,6 +85,39 @@ def test_parquet_goes_to_stdout_as_well(export, tmp_path):
     assert pq.read_table(path).column("id").to_pylist() == ["0/a", "0/b", "0/c"]
 
 
+READERS = """
+import sys
+from pathlib import Path
+import pandas, polars
+jsonl, parquet = sys.argv[1:]
+frames = [
+    pandas.read_json(jsonl, lines=True),
+    pandas.read_parquet(parquet),
+    pandas.DataFrame(polars.read_ndjson(jsonl).to_dicts()),
+    pandas.DataFrame(polars.read_parquet(parquet).to_dicts()),
+]
+for frame in frames:
+    assert list(frame["id"]) == ["0/a", "0/c"], frame
+    assert [row["reward"] for row in frame["trajectories"][0]] == [1.0, 0.0], frame
+    assert list(frame["trajectories"][1][0]["segments"][0]["tokens"]) == [5, 6, 7, 8, 9], frame
+    assert frame["prompt"][0]["text"] == "what is a?", frame
+"""
+
+
+async def test_pandas_and_polars_read_both_formats_also_while_a_run_writes(export, results, tmp_path):
+    """In a process of their own: both start threads that stay."""
+    jsonl, parquet = tmp_path / "groups.jsonl", tmp_path / "groups.parquet"
+    only = ("--state", "acked", "--state", "ready")
+    async with open_ledger(results, keep_acked=True) as ledger:
+        await ledger.begin(RunIdentity(source="five prompts", samples_per_prompt=2))
+        await ledger.record([VersionChanged(version=5)])
+        export(*only, "--output", jsonl)
+        export(*only, "--format", "parquet", "--output", parquet)
+        await ledger.record([VersionChanged(version=6)])
+
+    await trio.run_process([sys.executable, "-W", "error", "-c", READERS, jsonl, parquet])
+
+
 def test_a_file_that_cannot_be_written_is_an_error_and_leaves_nothing(export, tmp_path):
     result = export("--output", tmp_path / "nowhere" / "groups.jsonl", status=1)
 
@@ -115,8 +152,8 @@ def test_odd_values_still_make_valid_json(odd_group):
     found = json.loads(json_text(group_object(odd_group)), parse_constant=pytest.fail)
 
     assert found["prompt"]["label"] == [1, 2]
-    assert found["prompt"]["metadata"] == {"n": 7, "deep": {"set": [1, 2]}, "s": "\ud800"}
-    assert found["trajectories"][0]["segments"][0]["text"] == "a\udfffb"
+    assert found["prompt"]["metadata"] == {"n": 7, "deep": {"set": [1, 2]}, "s": "?"}
+    assert found["trajectories"][0]["segments"][0]["text"] == "a?b"
     assert found["trajectories"][0]["segments"][0]["log_probs"] == [None]
 
 

@@ -64,6 +64,10 @@ def export(directory: Path, form: str, state: tuple[str, ...], output: Path | No
     Each group has its id, attempt, prompt and trajectories; a trajectory its status, stop, reward and segments; a segment its
     tokens (prompt and response), response_length, and over the response loss_mask, log_probs, versions (start, stop, weight
     version) and text.
+
+    pandas and polars read both formats. Parquet has one type for each field: labels, metadata and messages are JSON texts,
+    and rewards with names stand apart as "rewards". In jsonl they are as they came; where their types change from one group
+    to another, polars wants parquet.
     """
     if form == "parquet" and output is None and sys.stdout.isatty():
         raise click.UsageError("parquet is not for a terminal: give --output FILE")

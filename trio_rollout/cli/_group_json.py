@@ -63,21 +63,28 @@ def _users_value(value: object) -> object:
 
 
 def _plain(value: object) -> object:
-    """The same value without what only one of both encoders can say."""
+    """The same value without what JSON or its readers can't say; polars, for one, reads no file with a lone surrogate."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {clean(str(key)): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
-    if value is None or isinstance(value, str | int):
+    if isinstance(value, str):
+        return clean(value)
+    if value is None or isinstance(value, int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return _plain(_users_value(value))
 
 
+def clean(text: str) -> str:
+    """Text that UTF-8 can say: lone surrogates, which models produce, become question marks."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def json_text(value: object) -> str:
-    """A value as JSON on one line. NaN and infinity, which JSON lacks, become null."""
+    """A value as JSON on one line. NaN and infinity, which JSON lacks, become null, lone surrogates question marks."""
     try:
         return msgspec.json.encode(value, enc_hook=_users_value).decode()
-    except (UnicodeEncodeError, TypeError):  # a lone surrogate, which UTF-8 lacks but JSON can escape; or an odd key
+    except (UnicodeEncodeError, TypeError):  # a lone surrogate, or an odd key
         return json.dumps(_plain(value))

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, TypeAlias
 import click
 
 from .._core.values import Group
-from ._group_json import group_object, json_text
+from ._group_json import clean, group_object, json_text
 
 Row: TypeAlias = dict[str, Any]
 
@@ -63,22 +63,17 @@ def _schema(pa: Any) -> Any:
     ])
 
 
-def _text(text: str) -> str:
-    """Text that UTF-8 can say: lone surrogates, which models produce, become question marks."""
-    return text.encode("utf-8", "replace").decode()
-
-
 def _prompt(prompt: Row) -> Row:
     as_json = {
         name: json_text(prompt[name]) for name in ("messages", "label", "metadata") if prompt.get(name) is not None
     }
-    text = None if "text" not in prompt else _text(prompt["text"])
-    return {**prompt, "id": _text(prompt["id"]), "text": text, **as_json}
+    text = None if "text" not in prompt else clean(prompt["text"])
+    return {**prompt, "id": clean(prompt["id"]), "text": text, **as_json}
 
 
 def _segment(segment: Row) -> Row:
     versions = [dict(zip(("start", "stop", "version"), span, strict=True)) for span in segment["versions"]]
-    return {**segment, "text": _text(segment["text"]), "versions": versions}
+    return {**segment, "text": clean(segment["text"]), "versions": versions}
 
 
 def _trajectory(trajectory: Row) -> Row:
@@ -96,7 +91,7 @@ def row_of(group: Group) -> Row:
     """The group as a row."""
     found = group_object(group)
     trajectories = [_trajectory(trajectory) for trajectory in found["trajectories"]]
-    return {**found, "id": _text(found["id"]), "prompt": _prompt(found["prompt"]), "trajectories": trajectories}
+    return {**found, "id": clean(found["id"]), "prompt": _prompt(found["prompt"]), "trajectories": trajectories}
 
 
 def _chunks(groups: Iterable[Group]) -> Iterator[list[Group]]:
