@@ -26,7 +26,11 @@ OnTokens: TypeAlias = Callable[[Sequence[int]], None]
 
 
 class Source(Protocol):
-    """Where prompts come from. Called from one task at a time."""
+    """Where prompts come from. Called from one task at a time.
+
+    Two things more are used where a source has them: ``async check()`` is awaited before a run begins, so that bad input
+    costs no work; ``identity``, a string, is what a ledger knows it by: one of another identity is refused.
+    """
 
     async def take(self, count: int) -> Sequence[Prompt]:
         """Up to ``count`` prompts; empty means end of data. Cancelled, it must have taken nothing."""

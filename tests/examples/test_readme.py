@@ -2,13 +2,14 @@
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import trio
 
-from trio_rollout import IterableSource, open_rollout_engine
-from trio_rollout.testing import FakeServers, prompts
+from trio_rollout import IterableSource, SamplingParams, SingleTurn, open_ledger, open_rollout_engine
+from trio_rollout.testing import FakeServers, Say, prompts
 from trio_rollout.tiny import DATA, TinySettings, open_tiny_process
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -42,6 +43,56 @@ async def test_the_training_loop_runs(tmp_path):
 
     assert len({group.id for group in trained}) == 80
     assert {len(group.trajectories) for group in trained} == {8}
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+class Checkpoint:
+    """What a trainer keeps; the process ends before it is written, or right after it."""
+
+    def __init__(self):
+        self.step, self.groups, self.trained, self.since = -1, set(), [], []
+        self.saves = 0
+
+    def train_step(self, groups):
+        self.since += [group.prompt.id for group in groups]
+
+    def save(self, *, step, groups):
+        self.saves += 1
+        if self.saves in {2, 5}:
+            self.since.clear()
+            raise Killed
+        self.step, self.groups = step, groups
+        self.trained += self.since
+        self.since.clear()
+        if self.saves in {3, 6}:
+            raise Killed
+
+
+async def test_a_trainer_that_is_killed_trains_on_each_group_once(tmp_path):
+    (block,) = [block for block in BLOCKS if "checkpoint.save" in block]
+    checkpoint, lives, ended = Checkpoint(), 0, False
+    names = {"trio": trio, "train_step": checkpoint.train_step}
+    exec(compile(block.replace("32", "3"), "README.md", "exec"), names)
+    while not ended:
+        lives += 1
+        with suppress(Killed):
+            async with (
+                open_ledger(tmp_path) as ledger,
+                open_rollout_engine(
+                    IterableSource(prompts(20)),
+                    SingleTurn(SamplingParams()),
+                    servers=FakeServers(plan=lambda *_: Say(seconds=0)),
+                    ledger=ledger,
+                ) as engine,
+            ):
+                await names["train"](engine, checkpoint)
+                ended = True
+
+    assert lives == 5
+    assert sorted(checkpoint.trained) == sorted(prompt.id for prompt in prompts(20))
 
 
 async def test_the_rollout_of_ones_own_runs(autojump_clock):
