@@ -2,8 +2,9 @@
 
 Every arm gets the same groups and returns when they are durable. ``ledger`` is the whole path (tasks, codec, batching,
 a thread, segments, rows), ``store`` the same without tasks and codec, ``sqlite`` plain blobs in WAL mode with
-synchronous=FULL, ``files`` one file a group, written, synced and renamed. ``--threshold`` measures instead from which
-size on a body is better off in a segment than in its row.
+synchronous=FULL, ``files`` one file a group, written, synced and renamed. Then groups go through the ledger's whole life,
+acked and reclaimed, and the resident memory must stay flat. ``--threshold`` measures instead from which size on a body is
+better off in a segment than in its row.
 """
 
 import argparse
@@ -18,14 +19,16 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
 import trio
+from harness.report import RESULTS, header
 from rich.console import Console
 from rich.table import Table
 
-from trio_rollout._core.events import Pulled, Ready, RunIdentity
+from trio_rollout._core.events import Acked, Delivered, Pulled, Ready, RunIdentity
 from trio_rollout._core.values import Group, Prompt, Segment, Trajectory, VersionSpan
 from trio_rollout.ledger import BatchLimits, open_ledger
 from trio_rollout.ledger._codec import encode_group
@@ -72,6 +75,21 @@ class Result:
     groups_per_s: float
     cpu_ms_per_group: float
     runs: int
+
+
+@attrs.frozen(kw_only=True)
+class Memory:
+    """Resident megabytes while groups were committed, delivered, acked and reclaimed."""
+
+    size: int
+    groups: int
+    after_a_fifth_mb: float
+    at_the_end_mb: float
+
+    @property
+    def flat(self) -> bool:
+        """Whether it grew by no more than 20 MB or a twentieth."""
+        return self.at_the_end_mb <= self.after_a_fifth_mb + max(20.0, self.after_a_fifth_mb / 20)
 
 
 @contextmanager
@@ -178,6 +196,42 @@ def run_files(path: Path, groups: Sequence[Group], batch: int, clock: Clock) -> 
         os.close(directory)
 
 
+def resident_mb() -> float:
+    """Of this process."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def run_lives(path: Path, size: int, lots: int, lot: int) -> Memory:
+    """So many lots of groups, each pulled, committed by a task a group, delivered and acked before the next."""
+    seen: list[float] = []
+
+    async def main() -> None:
+        async with open_ledger(path) as ledger:
+            await ledger.begin(IDENTITY)
+            for step in range(lots):
+                groups = [make_group(step * lot + number, size) for number in range(lot)]
+                ids = tuple(group.id for group in groups)
+                await ledger.record([pulled(groups)])
+                async with trio.open_nursery() as nursery:
+                    for group in groups:
+                        nursery.start_soon(ledger.record, [Ready(group=group)])
+                await ledger.record([Delivered(step=step, ids=ids)])
+                await ledger.record([Acked(step=step, ids=ids)])
+                seen.append(resident_mb())
+
+    trio.run(main)
+    return Memory(size=size, groups=lots * lot, after_a_fifth_mb=max(seen[: lots // 5]), at_the_end_mb=seen[-1])
+
+
+def memory(options: argparse.Namespace) -> Iterator[Memory]:
+    """At both sizes."""
+    lots = 10 if options.quick else 60
+    for size, lot in ((100_000, 64), (2_000_000, 8)):
+        with fresh(options.dir) as path:
+            yield run_lives(path, size, lots, lot)
+
+
 Arm = Callable[[Path, Sequence[Group], int, Clock], None]
 ARMS: dict[str, Arm] = {"ledger": run_ledger, "store": run_store, "sqlite": run_sqlite, "files": run_files}
 
@@ -249,13 +303,37 @@ def main() -> None:
     parser.add_argument(
         "--json", type=argparse.FileType("w"), metavar="FILE", help="write the figures here (- is stdout)"
     )
+    parser.add_argument("--save", action="store_true", help="keep figures and table in benchmarks/results")
     options = parser.parse_args()
     options.runs = options.runs or (1 if options.quick else 3)
-    results = list(find_threshold(options) if options.threshold else compare(options))
-    Console(stderr=options.json is sys.stdout).print(table_of(results))
+    console = Console(stderr=options.json is sys.stdout, width=100, record=True)
+    found = report(options, console)
     if options.json is not None:
-        json.dump([attrs.asdict(result) for result in results], options.json, indent=1)
+        json.dump(found, options.json, indent=1)
         options.json.write("\n")
+    if options.save:
+        name = "commit_threshold" if options.threshold else "commit"
+        (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        (RESULTS / f"{name}.txt").write_text(console.export_text(), encoding="utf-8")
+
+
+def report(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Measure and print; what was found, as JSON has it."""
+    began = header()
+    console.print(" ".join(f"{name}: {value}" for name, value in began.items() if isinstance(value, str | int | float)))
+    lives = [] if options.threshold else list(memory(options))  # first: what other arms freed would hide a growth
+    results = list(find_threshold(options) if options.threshold else compare(options))
+    console.print(table_of(results))
+    for one in lives:
+        console.print(
+            f"memory, {one.groups} groups of {one.size / 1000:.0f} KB: {one.after_a_fifth_mb:.0f} MB after a fifth, "
+            f"{one.at_the_end_mb:.0f} MB at the end: {'flat' if one.flat else 'NOT FLAT'}"
+        )
+    return {
+        "header": began,
+        "results": [attrs.asdict(result) for result in results],
+        "memory": [{**attrs.asdict(one), "flat": one.flat} for one in lives],
+    }
 
 
 if __name__ == "__main__":
