@@ -3,16 +3,19 @@
 The first failure ends the attempt and so cancels the siblings; nothing of an attempt outlives its scope.
 """
 
+import math
+from collections.abc import Callable
+
 import attrs
 import trio
 
 from ._attempt import Attempt, Dropped, Finished, Outcome, Result, Unfinished
 from ._core.enums import Cause, Status
 from ._core.values import Group, Trajectory
-from ._gate import deadline_after
+from ._gate import deadline_after, limit_of
 from ._recipe import Recipe, untouched
 from ._rollout import RolloutHandle
-from ._scoring import group_scored, scored, verdict_on
+from ._scoring import group_scored, reward_of, verdict_on
 from ._slots import SlotLease
 from .abc import Drop
 from .errors import GenerateError
@@ -54,11 +57,15 @@ async def _one_rollout(
     attempt: Attempt, recipe: Recipe, slots: SlotLease, index: int, rows: dict[int, Trajectory]
 ) -> None:
     seconds = recipe.settings.deadlines.rollout
+    deadline = deadline_after(seconds)
     try:
-        with trio.CancelScope(deadline=deadline_after(seconds)) as scope:
-            rows[index] = await _scored_rollout(attempt, recipe, index, scope.deadline)
-        if scope.cancelled_caught:
-            attempt.cancel(Cause.DEADLINE, f"rollout {index}: its deadline of {seconds} s passed", sample=index)
+        if deadline == math.inf:  # a scope costs a fiftieth of a small rollout
+            rows[index] = await _scored_rollout(attempt, recipe, index, deadline)
+        else:
+            with trio.CancelScope(deadline=deadline) as scope:
+                rows[index] = await _scored_rollout(attempt, recipe, index, deadline)
+            if scope.cancelled_caught:
+                attempt.cancel(Cause.DEADLINE, f"rollout {index}: its deadline of {seconds} s passed", sample=index)
     except Exception as error:  # noqa: BLE001  the boundary of user code: its failure becomes the attempt's
         attempt.fail(error, index)
     finally:
@@ -66,21 +73,33 @@ async def _one_rollout(
 
 
 async def _scored_rollout(attempt: Attempt, recipe: Recipe, index: int, deadline: float) -> Trajectory:
-    prompt = untouched(attempt.prompt)
-    limit, made = recipe.settings.deadlines.no_progress, None
     try:
-        with recipe.gate.clock(limit) as clock, clock.scope:
-            end = min(deadline, attempt.deadline)
-            async with recipe.open_tools(deadline=end, on_output=clock.wind) as tools:
-                handle = RolloutHandle(attempt, recipe, prompt, index, end, clock.wind, tools)
-                made = await recipe.generate(prompt, handle)
-        if clock.scope.cancelled_caught:
-            raise await attempt.give_up(Cause.NO_PROGRESS, f"rollout {index}: nothing new for {limit} s")
-        trajectory = _accepted(made, attempt, index)
+        trajectory = _accepted(await _made(attempt, recipe, index, deadline), attempt, index)
     finally:
         attempt.generating -= 1
     # The trainer gets the source's own prompt, whatever user code did to the copy it was given.
-    return attrs.evolve(await scored(trajectory, recipe), prompt=attempt.prompt)
+    return attrs.evolve(trajectory, prompt=attempt.prompt, reward=await reward_of(trajectory, recipe))
+
+
+async def _made(attempt: Attempt, recipe: Recipe, index: int, deadline: float) -> object:
+    """What the generate function returned, watched for progress if there is a limit to its absence."""
+    limit = recipe.settings.deadlines.no_progress
+    end = min(deadline, attempt.deadline)
+    if limit_of(limit) == math.inf:
+        return await _generated(attempt, recipe, index, end, _nothing)
+    with recipe.gate.clock(limit) as clock, clock.scope:
+        return await _generated(attempt, recipe, index, end, clock.wind)
+    raise await attempt.give_up(Cause.NO_PROGRESS, f"rollout {index}: nothing new for {limit} s")
+
+
+async def _generated(attempt: Attempt, recipe: Recipe, index: int, end: float, moved: Callable[[], None]) -> object:
+    prompt = untouched(attempt.prompt)
+    async with recipe.open_tools(deadline=end, on_output=moved) as tools:
+        return await recipe.generate(prompt, RolloutHandle(attempt, recipe, prompt, index, end, moved, tools))
+
+
+def _nothing() -> None:
+    """For rollouts that nobody watches."""
 
 
 def _accepted(trajectory: object, attempt: Attempt, index: int) -> Trajectory:
@@ -92,7 +111,7 @@ def _accepted(trajectory: object, attempt: Attempt, index: int) -> Trajectory:
         raise GenerateError(f"{where}: returned a trajectory that is {trajectory.status.value}{reason}")
     if not any(segment.response_length for segment in trajectory.segments):
         raise GenerateError(f"{where}: returned a trajectory without one token")
-    return attrs.evolve(trajectory, index=index)
+    return trajectory if trajectory.index == index else attrs.evolve(trajectory, index=index)
 
 
 __all__ = ["Unfinished", "run_attempt"]

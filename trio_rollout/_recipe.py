@@ -48,6 +48,6 @@ def untouched(prompt: Prompt) -> Prompt:
     return attrs.evolve(
         prompt,
         label=copy.deepcopy(prompt.label),
-        metadata=copy.deepcopy(dict(prompt.metadata)),
-        extra=copy.deepcopy(dict(prompt.extra)),
+        metadata=copy.deepcopy(dict(prompt.metadata)) if prompt.metadata else {},
+        extra=copy.deepcopy(dict(prompt.extra)) if prompt.extra else {},
     )

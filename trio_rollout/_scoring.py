@@ -26,20 +26,20 @@ _LOGGER = logging.getLogger("trio_rollout")
 Score: TypeAlias = float | Mapping[str, float]
 
 
-async def scored(trajectory: Trajectory, recipe: Recipe) -> Trajectory:
-    """The trajectory with its reward; unchanged where no reward function was given.
+async def reward_of(trajectory: Trajectory, recipe: Recipe) -> Score | None:
+    """The trajectory's reward; the one that it has where no reward function was given.
 
     Raises:
       RewardError: the scorer failed every time. An exception of the scorer's own comes out as it was raised.
     """
     reward = recipe.reward
     if reward is None:
-        return trajectory
+        return trajectory.reward
 
     async def once() -> Score:
         return _checked(await reward(trajectory), f"reward of rollout {trajectory.index}")
 
-    return attrs.evolve(trajectory, reward=await _tried(once, recipe, "reward"))
+    return await _tried(once, recipe, "reward")
 
 
 async def group_scored(group: Group, recipe: Recipe) -> Group:

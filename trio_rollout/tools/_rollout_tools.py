@@ -57,10 +57,16 @@ class RolloutTools:
     _supervisor: Supervisor
     _deadlines: Deadlines
     _deadline: float
-    _limits: ExecLimits
+    _given: ExecLimits
+    _teardown: float
     _on_output: Callable[[], None]
     _ports: Ports
     _wrap_up: WrapUp
+
+    @property
+    def _limits(self) -> ExecLimits:
+        """The limits that were given, with the teardown that the rollout has time for: made when a tool is used, not before."""
+        return attrs.evolve(self._given, teardown=self._teardown)
 
     def budget(self, asked: float | None = None) -> float | None:
         """Seconds that a tool started now may take; None without any limit."""
@@ -203,7 +209,8 @@ async def open_rollout_tools(
     """
     limits = limits or DEFAULT_LIMITS
     wrap_up = WrapUp() if deadlines is None else WrapUp(deadlines.abort)
-    if deadlines is not None and deadlines.abort < limits.teardown:
-        limits = attrs.evolve(limits, teardown=deadlines.abort)
-    async with open_supervisor(limits, wrap_up) as supervisor:
-        yield RolloutTools(supervisor, deadlines or _DEADLINES, deadline, limits, on_output, ports or Ports(), wrap_up)
+    teardown = min(limits.teardown, wrap_up.seconds)
+    async with open_supervisor(teardown, wrap_up) as supervisor:
+        yield RolloutTools(
+            supervisor, deadlines or _DEADLINES, deadline, limits, teardown, on_output, ports or Ports(), wrap_up
+        )

@@ -22,7 +22,6 @@ from ._child import ExitStatus
 from ._command import Command
 from ._descriptors import as_file, open_stdio, send_descriptors
 from ._errors import SpawnError, SupervisorLost
-from ._limits import ExecLimits
 from ._wrap_up import WrapUp
 
 _log = logging.getLogger("trio_rollout.tools")
@@ -264,16 +263,16 @@ class Supervisor:
 
 
 @asynccontextmanager
-async def open_supervisor(limits: ExecLimits, wrap_up: WrapUp) -> AsyncGenerator[Supervisor]:
+async def open_supervisor(teardown: float, wrap_up: WrapUp) -> AsyncGenerator[Supervisor]:
     """Contain commands for the length of a block. Entering starts nothing; the first command starts the supervisor.
 
-    Leaving blocks until everything that was started is dead and reaped, in a shield of ``limits.teardown``, less if
+    Leaving blocks until everything that was started is dead and reaped, in a shield of ``teardown`` seconds, less if
     ``wrap_up`` is hurried; what takes longer is logged, and killed by the supervisor whenever it can be.
     """
-    supervisor = Supervisor(limits.teardown)
+    supervisor = Supervisor(teardown)
     try:
         yield supervisor
     finally:
-        close = wrap_up.shielded(supervisor.close, limits.teardown) if supervisor.started else None
+        close = wrap_up.shielded(supervisor.close, teardown) if supervisor.started else None
         if close is not None and not await close:  # noqa: ASYNC102  it shields and bounds itself
-            _log.warning("processes of a rollout were still alive %.1f s after they were killed", limits.teardown)
+            _log.warning("processes of a rollout were still alive %.1f s after they were killed", teardown)
