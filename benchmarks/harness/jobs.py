@@ -138,14 +138,15 @@ def leave(result: dict[str, Any]) -> NoReturn:
 async def finite(world: World, spec: Spec) -> dict[str, Any]:
     """So many groups to their end, or until the time is up: what came when, and what never did."""
     server, cpu, begun = FakeServer(spec.port), cpu_seconds(), time.monotonic()
-    came: list[float] = []
+    came: list[tuple[float, str]] = []
     seen: Counter[str] = Counter()
     wrong = 0
     ended = False
-    answers = [0]
+    answers = 0
 
     def answered(_sent: float, _took: float | None) -> None:
-        answers[0] += 1
+        nonlocal answers
+        answers += 1
 
     async with world.engine(spec, Hooks(spec, answered)) as engine:
 
@@ -156,7 +157,7 @@ async def finite(world: World, spec: Spec) -> dict[str, Any]:
                 if not batch:
                     ended = True
                     break
-                came.extend([time.monotonic() - begun] * len(batch))
+                came.extend((time.monotonic() - begun, done.id) for done in batch)
                 seen.update(done.id for done in batch)
                 wrong += sum(len(done.rewards) != spec.per_group for done in batch)
             running.clear()
@@ -172,7 +173,7 @@ async def finite(world: World, spec: Spec) -> dict[str, Any]:
         def report() -> dict[str, Any]:
             return {
                 "wall": time.monotonic() - begun,
-                "cpu_us": (cpu_seconds() - cpu) / max(1, answers[0]) * 1e6,
+                "cpu_us": (cpu_seconds() - cpu) / max(1, answers) * 1e6,
                 "groups": len(came),
                 "duplicates": sum(count - 1 for count in seen.values()),
                 "lost": (spec.groups or 0) - len(seen) - len(engine.given_up()),
@@ -227,9 +228,6 @@ async def updated(world: World, spec: Spec) -> dict[str, Any]:
             entered = time.monotonic() - ended
             while not (full := server.stats()["full_at"]):
                 await world.sleep(_LOOK_S / 4)
-                if server.stats()["running"] >= spec.slots:
-                    full = time.monotonic()
-                    break
             leave({
                 "enter_ms": (paused - begun) * 1e3,
                 "idle_ms": idle * 1e3,

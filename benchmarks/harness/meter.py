@@ -40,6 +40,7 @@ class Meter:
     _begun: float | None = None
     _cpu: float = 0.0
     _before: int = 0
+    _empty: int = attrs.field(factory=resident_bytes)
 
     @property
     def _server(self) -> FakeServer:
@@ -77,5 +78,6 @@ class Meter:
             "excess_p50_ms": quantile(self._excess, 0.5) * 1e3,
             "excess_p99_ms": quantile(self._excess, 0.99) * 1e3,
             "mb": resident_bytes() / 1e6,
+            "kb_per_rollout": (resident_bytes() - self._empty) / self.spec.slots / 1e3,
             **{f"server_{name}": value for name, value in self._server.stats().items()},
         }

@@ -41,6 +41,8 @@ class Arm:
     name: str
     world: str
     job: str
+    changes: Mapping[str, Any] = attrs.field(factory=dict)
+    """What it does otherwise than the cell says."""
 
 
 @attrs.frozen(kw_only=True)
@@ -76,7 +78,7 @@ def _outcome(child: "subprocess.Popen[str]", seconds: float) -> dict[str, Any]:
 def run_once(server: FakeServer, cell: Cell, arm: Arm, number: int) -> Run:
     """Configure the server, run the arm in a process, look at the server."""
     server.configure(cell.latency, **{"disconnect": 0, **cell.server})
-    spec = json.dumps(attrs.evolve(cell.spec, url=server.url).to_json())
+    spec = json.dumps(attrs.evolve(cell.spec, url=server.url, **arm.changes).to_json())
     load = os.getloadavg()[0]
     child = subprocess.Popen(
         [sys.executable, "-m", "harness.arms", arm.world, arm.job, spec],
@@ -121,13 +123,13 @@ def run_cells(server: FakeServer, cells: Sequence[Cell], *, say: Callable[[str],
             for arm in [*cell.arms[turn:], *cell.arms[:turn]]:
                 run = run_once(server, cell, arm, number)
                 runs.append(run)
-                what = run.failed or ", ".join(starmap(_shown, run.figures.items()))
+                what = run.failed or ", ".join(filter(None, starmap(_shown, run.figures.items())))
                 say(f"{time.monotonic() - begun:5.0f} s  round {number + 1}  {cell.name}  {arm.name}: {what[:160]}")
     return runs
 
 
 def _shown(name: str, value: Any) -> str:
-    return f"{name} {value:.1f}" if isinstance(value, float) else f"{name} {value}"[:60]
+    return "" if isinstance(value, list) else f"{name} {value:.1f}" if isinstance(value, float) else f"{name} {value}"
 
 
 @attrs.frozen

@@ -61,13 +61,14 @@ static const char *folder;
 static unsigned short asked[IDS];
 static char version[32] = "default";
 
-// Settings of /configure. Times are milliseconds. *_mod, *_rem: the first request for a prompt whose number is rem modulo mod.
+// Settings of /configure. Times are milliseconds. hang_*: so many first requests for each of the first prompts hang.
+// *_mod, *_rem: the first request for a prompt whose number is rem modulo mod.
 static struct {
-  double seed, median, sigma, cap, abort_ms, disconnect, hang_below, hang_mod, hang_rem, reset_mod, reset_rem, fail_mod, fail_rem;
+  double seed, median, sigma, cap, abort_ms, disconnect, hang_below, hang_times, hang_mod, hang_rem, reset_mod, reset_rem, fail_mod, fail_rem;
 } settings;
 static const struct { const char *name; double *value; } names[] = {
   {"seed", &settings.seed}, {"median", &settings.median}, {"sigma", &settings.sigma}, {"cap", &settings.cap},
-  {"abort", &settings.abort_ms}, {"disconnect", &settings.disconnect}, {"hang_below", &settings.hang_below},
+  {"abort", &settings.abort_ms}, {"disconnect", &settings.disconnect}, {"hang_below", &settings.hang_below}, {"hang_times", &settings.hang_times},
   {"hang_mod", &settings.hang_mod}, {"hang_rem", &settings.hang_rem}, {"reset_mod", &settings.reset_mod},
   {"reset_rem", &settings.reset_rem}, {"fail_mod", &settings.fail_mod}, {"fail_rem", &settings.fail_rem},
 };
@@ -106,6 +107,7 @@ static void mark(long target) {
   window_.target = target;
   window_.most = count.running;
   if (!count.running) window_.idle_at = now;
+  if (target && count.running >= target) window_.full_at = now;
 }
 
 // --- the heap of due times
@@ -305,7 +307,7 @@ static void generate(Conn *c, char *text) {
   if (!times && hit(settings.fail_mod, settings.fail_rem, id)) { count.failed++; say(c, "500 Internal Server Error", "{\"error\":{\"message\":\"as scripted\"}}"); return; }
   Request *r = calloc(1, sizeof *r);
   for (int i = 0; i < RID - 1 && rid[i + 1] && rid[i + 1] != '"'; i++) r->rid[i] = rid[i + 1];
-  int hangs = !times && (id < settings.hang_below || hit(settings.hang_mod, settings.hang_rem, id));
+  int hangs = (times < settings.hang_times && id < settings.hang_below) || (!times && hit(settings.hang_mod, settings.hang_rem, id));
   r->arrived = now_us();
   r->due = hangs ? -1 : r->arrived + (long long)latency_us(id, times);
   r->place = -1;
@@ -351,6 +353,8 @@ static void configure(char *query) {
   memset(&settings, 0, sizeof settings);
   settings.disconnect = 4000;
   memset(asked, 0, sizeof asked);
+  strcpy(version, "default");
+  resume();
   long open = count.open, running = count.running, waiting = count.waiting;
   memset(&count, 0, sizeof count);
   count.open = open; count.running = running; count.waiting = waiting;
