@@ -145,6 +145,20 @@ async def test_an_ack_is_accepted_once():
         assert w.engine.statistics().acked == 2
 
 
+async def test_an_ack_of_another_run_is_refused_and_changes_nothing():
+    """A trainer that kept a batch over a restart: its groups are offered again, and only the new batch can be acked."""
+    runs = Runs()
+    async with runs.open() as w:
+        kept = await w.engine.next_batch(2)
+    async with runs.open() as w:
+        again = await w.engine.next_batch(2)
+        with pytest.raises(LedgerError, match="is closed"):
+            await kept.ack()
+        assert (w.engine.statistics().delivered, w.engine.statistics().acked) == (2, 0)
+        await again.ack()
+    assert {group.id for group in kept.groups} == {group.id for group in again.groups}
+
+
 async def test_leaving_with_a_ledger_gives_running_groups_the_grace():
     """Decision 3: their results are kept for the next run."""
     runs, servers = Runs(count=2), FakeServers(plan=lambda *_: Say(seconds=5))
