@@ -72,7 +72,8 @@ setup-agents: setup
 test-agents: setup-agents
 	$(BIN)/pytest -m agents $(PYTEST_ARGS)
 
-# Ray is big, so it has an environment of its own.
+# Ray is big, so it has an environment of its own. It leaves processes to be reaped by whoever comes next, and says so.
+RAY_WARNINGS := -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning
 setup-ray: .venv-ray/.installed
 
 .venv-ray/.installed: pyproject.toml
@@ -81,4 +82,4 @@ setup-ray: .venv-ray/.installed
 	touch $@
 
 test-ray: setup-ray
-	.venv-ray/bin/pytest -m ray $(PYTEST_ARGS)
+	RAY_USAGE_STATS_ENABLED=0 .venv-ray/bin/pytest -m ray $(RAY_WARNINGS) $(PYTEST_ARGS)

@@ -1,15 +1,18 @@
 """SGLang servers behind an asyncio HTTP client: the native client's rules over somebody else's exchange."""
 
 import asyncio
+import functools
 
+import aiohttp
 import httpx
 import pytest
 import trio
+import uvloop
 
 from trio_rollout import PauseMode, SamplingParams, Stop
 from trio_rollout.errors import RequestRejected, ServerLost
 from trio_rollout.testing import Fault, Reply, Run, open_fake_sglang
-from trio_rollout_compat import Answer, httpx_client, open_asyncio_servers, open_bridge
+from trio_rollout_compat import Answer, aiohttp_client, httpx_client, open_asyncio_servers, open_bridge
 
 
 async def raw_client(method, url, headers, body):
@@ -29,24 +32,40 @@ async def raw_client(method, url, headers, body):
     return Answer(int(head.split()[1]), content, fields)
 
 
-@pytest.fixture
-async def bridge():
-    async with open_bridge("thread") as bridge:
+@pytest.fixture(scope="module")
+def libuv():
+    """The first loop of the process makes libuv open a pipe for signals, which it never closes."""
+    uvloop.new_event_loop().close()
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+async def bridge(request, libuv):
+    """A loop of each kind on a thread."""
+    factory = uvloop.new_event_loop if request.param == "uvloop" else None
+    async with open_bridge("thread", loop_factory=factory) as bridge:
         yield bridge
 
 
-@pytest.fixture(params=["httpx", "raw"])
+async def open_httpx():
+    client = httpx.AsyncClient(timeout=None, trust_env=False)
+    return httpx_client(client), client.aclose
+
+
+async def open_aiohttp():
+    session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+    return aiohttp_client(session), session.close
+
+
+async def open_raw():
+    return raw_client, functools.partial(asyncio.sleep, 0)
+
+
+@pytest.fixture(params=[open_httpx, open_aiohttp, open_raw])
 async def client(request, bridge):
-    if request.param == "raw":
-        yield raw_client
-        return
-
-    async def open_client():
-        return httpx.AsyncClient(timeout=None, trust_env=False)
-
-    client = await bridge.call(open_client)
-    yield httpx_client(client)
-    await bridge.call(client.aclose)
+    """A client of each kind, opened and closed on the bridge's loop."""
+    client, close = await bridge.call(request.param)
+    yield client
+    await bridge.call(close)
 
 
 async def test_it_samples_and_is_controlled(bridge, client):

@@ -25,7 +25,9 @@ PUBLIC = [
 
 @pytest.fixture(params=PUBLIC)
 def module(request: pytest.FixtureRequest) -> ModuleType:
-    """One public module after the other."""
+    """One public module after the other; what needs an extra that is not installed is left out."""
+    if request.param.startswith("trio_rollout_compat.ray"):
+        pytest.importorskip("ray")
     return importlib.import_module(request.param)
 
 

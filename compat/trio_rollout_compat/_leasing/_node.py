@@ -1,0 +1,235 @@
+"""A node: an engine whose source is what it was lent, and whose trainer is the lease.
+
+Owns the leases that this node holds. Each is a group of its own here, whatever was lent before: its epoch is its number. Knows
+nothing of Ray.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Final, TypeAlias, cast, final
+
+import attrs
+import trio
+
+from trio_rollout import RolloutEngine, open_rollout_engine
+from trio_rollout._core.enums import Cause
+from trio_rollout._core.sampling import SamplingParams
+from trio_rollout._core.settings import EngineSettings, Staleness
+from trio_rollout._core.values import Failure, Group, Prompt, QuarantineReport, Segment, Trajectory
+from trio_rollout._service import open_service
+from trio_rollout._signal import StateChange
+from trio_rollout.abc import Gateway, Generate, GroupReward, InferenceServers, Instrument, Reward, Rollout
+
+from ..slime._life import HostServers
+from ._lease import Lease, Settled
+
+Score: TypeAlias = float | Mapping[str, float]
+# A node never fails for its groups' failures: they are the service's to count.
+_NO_BUDGET: Final = 2**31
+_NOTHING: Final = Segment(tokens=[0], response_length=1, loss_mask=[0], log_probs=[0.0], versions=())
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class NodeParts:
+    """What a node's engine is made of; see ``open_rollout_engine``."""
+
+    generate: Generate
+    servers: InferenceServers
+    reward: Reward | None = None
+    group_reward: GroupReward | None = None
+    gateway: Gateway | None = None
+    instruments: Sequence[Instrument] = ()
+
+
+OpenParts: TypeAlias = Callable[[], AbstractAsyncContextManager[NodeParts]]
+
+
+@final
+@attrs.define(eq=False)
+class _Held:
+    """A lease that this node has: its rollouts' scopes while they run, its end."""
+
+    lease: Lease
+    revoked: bool = attrs.field(default=False, init=False)
+    scopes: set[trio.CancelScope] = attrs.field(factory=set, init=False)
+    over: trio.Event = attrs.field(factory=trio.Event, init=False)
+    settled: Settled = attrs.field(factory=Settled, init=False)
+
+    def revoke(self) -> None:
+        self.revoked = True
+        for scope in self.scopes:
+            scope.cancel(reason="the lease was revoked")
+
+    @contextmanager
+    def running(self, scope: trio.CancelScope) -> Generator[None]:
+        self.scopes.add(scope)
+        try:
+            yield
+        finally:
+            self.scopes.discard(scope)
+
+    def settle(self, settled: Settled) -> None:
+        self.settled = settled
+        self.over.set()
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class Node:
+    """The leases of one node, as its engine's source, generate function, rewards and instrument see them."""
+
+    parts: NodeParts
+    _held: dict[int, _Held] = attrs.field(factory=dict, init=False)
+    _queue: deque[int] = attrs.field(factory=deque, init=False)
+    _changed: StateChange = attrs.field(factory=StateChange, init=False)
+    _numbers: Iterator[int] = attrs.field(factory=itertools.count, init=False)
+
+    async def run(self, lease: Lease) -> Settled:
+        """Run a group to its end. Cancelled, it is revoked."""
+        number, held = next(self._numbers), _Held(lease)
+        self._held[number] = held
+        self._queue.append(number)
+        self._changed.notify()
+        try:
+            await held.over.wait()
+        finally:
+            if not held.over.is_set():
+                self._revoke(number)
+        return held.settled
+
+    def revoke(self, holder: str, number: int) -> None:
+        """End a lease soon, if it is still held: nobody wants its result."""
+        for mine, held in list(self._held.items()):
+            if (held.lease.holder, held.lease.number) == (holder, number):
+                self._revoke(mine)
+
+    def adopt(self, holder: str) -> None:
+        """From now on this life of the service lends here: what an earlier one has lent is revoked."""
+        for mine, held in list(self._held.items()):
+            if held.lease.holder != holder:
+                self._revoke(mine)
+
+    def _revoke(self, number: int) -> None:
+        held = self._held[number]
+        held.revoke()
+        if number in self._queue:
+            self._queue.remove(number)
+            self._settle(number, Settled())
+
+    def _settle(self, number: int, settled: Settled) -> None:
+        held = self._held.pop(number)
+        held.settle(Settled(failure=_revoked(held.lease)) if held.revoked else settled)
+
+    async def take(self, count: int) -> Sequence[Prompt]:
+        """The engine's source: what was lent. It never ends; blocks while there is nothing."""
+        await self._changed.wait_until(lambda: bool(self._queue))
+        numbers = [self._queue.popleft() for _ in range(min(count, len(self._queue)))]
+        return [attrs.evolve(self._held[number].lease.prompt, epoch=number) for number in numbers]
+
+    async def give_back(self, prompts: Sequence[Prompt]) -> None:
+        """What the engine did not finish: its leases go back."""
+        await trio.lowlevel.checkpoint()
+        for prompt in prompts:
+            failure = Failure(cause=Cause.SHUTDOWN, type="", message="the node was closed")
+            self._settle(prompt.epoch, Settled(failure=failure))
+
+    def state(self) -> dict[str, object]:
+        """Nothing: the service has the ledger."""
+        return {}
+
+    def restore(self, state: Mapping[str, object]) -> None:
+        """Nothing to restore."""
+        del state
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The default of the user's generate function, where the engine looks for it."""
+        sampling = getattr(self.parts.generate, "sampling", None)
+        return sampling if isinstance(sampling, SamplingParams) else SamplingParams()
+
+    async def __call__(self, prompt: Prompt, rollout: Rollout, /) -> Trajectory:
+        """The engine's generate function: the user's, with the prompt as it was lent.
+
+        A revoked group ends like any other, with nothing in it: that needs no other try, and is nobody's failure.
+        """
+        held = self._held[prompt.epoch]
+        if not held.revoked:
+            with trio.CancelScope() as scope, held.running(scope):
+                return await self.parts.generate(self._lent(prompt), rollout)
+        await trio.lowlevel.checkpoint()
+        return Trajectory(prompt=prompt, index=rollout.index, segments=[_NOTHING])
+
+    async def reward(self, trajectory: Trajectory) -> Score:
+        """The user's, with the prompt as it was lent."""
+        if self.parts.reward is None or self._held[trajectory.prompt.epoch].revoked:
+            await trio.lowlevel.checkpoint()
+            return 0.0
+        return await self.parts.reward(attrs.evolve(trajectory, prompt=self._lent(trajectory.prompt)))
+
+    async def group_reward(self, group: Group) -> Sequence[Score]:
+        """The user's, with the prompt as it was lent."""
+        if self.parts.group_reward is None or self._held[group.prompt.epoch].revoked:
+            await trio.lowlevel.checkpoint()
+            return [0.0] * len(group.trajectories)
+        prompt = self._lent(group.prompt)
+        rows = [attrs.evolve(row, prompt=prompt) for row in group.trajectories]
+        return await self.parts.group_reward(attrs.evolve(group, id=prompt.group_id, prompt=prompt, trajectories=rows))
+
+    def _lent(self, prompt: Prompt) -> Prompt:
+        return attrs.evolve(prompt, epoch=self._held[prompt.epoch].lease.prompt.epoch)
+
+    def event(self, name: str, fields: Mapping[str, object], /) -> None:
+        """The engine's instrument: a group that is given up settles its lease."""
+        report = fields.get("report")
+        if name == "group.quarantined" and isinstance(report, QuarantineReport):
+            self._settle(report.id.epoch, Settled(failure=attrs.evolve(report.error, cause=report.cause)))
+
+    async def deliver(self, engine: RolloutEngine) -> None:
+        """The engine's trainer: a finished group settles its lease."""
+        async for batch in engine.batches(1):
+            for group in batch.groups:
+                self._settle(group.id.epoch, Settled(rows=group.trajectories))
+            await batch.ack()
+
+
+def _revoked(lease: Lease) -> Failure:
+    return Failure(cause=Cause.CANCELLED, type="", message=f"{lease} was revoked")
+
+
+def node_settings(settings: EngineSettings) -> EngineSettings:
+    """A node's engine retries as it was told to, but neither counts failures nor judges age: the service does."""
+    return attrs.evolve(settings, failure_budget=_NO_BUDGET, staleness=Staleness())
+
+
+@asynccontextmanager
+async def open_node(open_parts: OpenParts, settings: EngineSettings) -> AsyncGenerator[Node]:
+    """A node's engine, ready to be lent groups. Leaving drains it; what it had not finished goes back."""
+    async with open_parts() as parts:
+        node = Node(parts)
+        async with open_rollout_engine(
+            node,
+            node,
+            servers=cast(
+                "InferenceServers", HostServers(parts.servers)
+            ),  # the trainer updates the weights, and tells nobody
+            reward=None if parts.reward is None else node.reward,
+            group_reward=None if parts.group_reward is None else node.group_reward,
+            settings=node_settings(settings),
+            instruments=[node, *parts.instruments],
+            gateway=parts.gateway,
+        ) as engine:
+
+            async def serve(*, task_status: trio.TaskStatus[None]) -> None:
+                task_status.started()
+                await node.deliver(engine)
+
+            async def leave(_value: None, _error: BaseException | None) -> None:
+                await trio.lowlevel.checkpoint()
+
+            async with open_service(serve, leave):
+                yield node
+
+
+__all__ = ["Node", "NodeParts", "OpenParts", "node_settings", "open_node"]

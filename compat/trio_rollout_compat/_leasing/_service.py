@@ -1,0 +1,190 @@
+"""The lease service: an engine like any other, whose generate function lends groups to nodes.
+
+So it has all that an engine has: source and ledger, admission that stops while nobody takes batches, requeues, batches that are
+acked, the drain. Knows nothing of Ray.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import cast, final
+
+import attrs
+import trio
+
+from trio_rollout import Batch, RolloutEngine, open_ledger, open_rollout_engine
+from trio_rollout._core.settings import EngineSettings
+from trio_rollout._core.statistics import EngineStatistics, ServerStatistics
+from trio_rollout._core.values import Group, GroupId, Prompt, QuarantineReport, Trajectory
+from trio_rollout.abc import GroupFilter, InferenceServers, Rollout, Source
+from trio_rollout.errors import RolloutError
+
+from ._leases import Leases, Worker, open_leases
+
+
+@final
+@attrs.frozen(eq=False)
+class NoServers:
+    """The nodes have them. What else the engine asks of servers is refused by name."""
+
+    def under(self, deadlines: object) -> "NoServers":
+        """The same."""
+        del deadlines
+        return self
+
+    async def versions(self) -> Mapping[str, int | None]:
+        """None names any."""
+        await trio.lowlevel.checkpoint()
+        return {}
+
+    def require_version(self, version: int) -> None:
+        """Nothing."""
+
+    def statistics(self) -> ServerStatistics:
+        """Nothing of anything."""
+        return ServerStatistics(servers=(), connections=0, debts=0, orphans=0, late=0)
+
+
+@final
+@attrs.define(eq=False)
+class _Lent:
+    """One attempt at a group: its first rollout lends it out, the others wait for that."""
+
+    over: trio.Event = attrs.field(factory=trio.Event, init=False)
+    rows: tuple[Trajectory, ...] = attrs.field(default=(), init=False)
+
+
+@final
+@attrs.frozen(eq=False)
+class Lending:
+    """The service's generate function."""
+
+    _leases: Leases
+    _lent: dict[tuple[GroupId, int], _Lent] = attrs.field(factory=dict, init=False)
+
+    async def __call__(self, prompt: Prompt, rollout: Rollout, /) -> Trajectory:
+        """One rollout of the group: the first one lends it, and if that fails, the engine cancels the others."""
+        key = (prompt.group_id, rollout.attempt)
+        lent = self._lent.get(key)
+        if lent is None:
+            lent = self._lent[key] = _Lent()
+            try:
+                lent.rows = await self._leases.lend(prompt)
+            finally:
+                del self._lent[key]
+            lent.over.set()
+        await lent.over.wait()
+        return lent.rows[rollout.index]
+
+
+@attrs.frozen(kw_only=True)
+class Head:
+    """What a batch is, without its groups. ``ids``: theirs, in order."""
+
+    id: str
+    step: int
+    ids: tuple[GroupId, ...]
+    redelivered: bool
+    statistics: EngineStatistics
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class LeaseService:
+    """What the trainer asks. ``holder`` names this life of it: batches of an earlier one are unknown here."""
+
+    holder: str
+    _engine: RolloutEngine
+    _leases: Leases
+    _batches: dict[str, Batch] = attrs.field(factory=dict, init=False)
+
+    async def hello(self) -> str:
+        """Its name."""
+        await trio.lowlevel.checkpoint()
+        return self.holder
+
+    async def next_batch(self, size: int, timeout: float | None) -> tuple[Head, tuple[Group, ...]]:  # noqa: ASYNC109  the trainer's
+        """The next batch; see ``RolloutEngine.next_batch``. Cancelled or timed out, it has taken nothing.
+
+        Raises:
+          TimeoutError: there were not that many groups in time.
+          ServerError: every node is gone for good.
+          EndOfData, EngineClosed: as there.
+
+        """
+        with trio.move_on_after(float("inf") if timeout is None else timeout):
+            batch = await self._leases.unless_all_are_gone(lambda: self._engine.next_batch(size))
+            self._batches[batch.id] = batch
+            ids = tuple(group.id for group in batch.groups)
+            head = Head(
+                id=batch.id, step=batch.step, ids=ids, redelivered=batch.redelivered, statistics=batch.statistics
+            )
+            return head, batch.groups
+        raise TimeoutError(f"next_batch({size}): not so many groups were finished within {timeout} s")
+
+    async def ack(self, batch_id: str) -> None:
+        """See ``Batch.ack``.
+
+        Raises:
+          RolloutError: it was acked before, or is not of this life of the service.
+
+        """
+        batch = self._batches.get(batch_id)
+        if batch is None:
+            raise RolloutError(f"ack of batch {batch_id}: it is acked already, or of another engine")
+        await batch.ack()
+        del self._batches[batch_id]
+
+    async def statistics(self) -> tuple[EngineStatistics, tuple[str, ...], int]:
+        """The engine's counts, the nodes that can be lent to, and how many groups are lent."""
+        await trio.lowlevel.checkpoint()
+        return self._engine.statistics(), tuple(self._leases.nodes), self._leases.out
+
+    async def quarantined(self) -> Sequence[QuarantineReport]:
+        """See ``RolloutEngine.quarantined``."""
+        await trio.lowlevel.checkpoint()
+        return tuple(self._engine.quarantined())
+
+    async def note_weight_version(self, version: int) -> None:
+        """See ``RolloutEngine.note_weight_version``."""
+        await self._engine.note_weight_version(version)
+
+
+def service_settings(settings: EngineSettings, nodes: int) -> EngineSettings:
+    """The service's engine runs what all nodes together may run. Times and tries are the nodes' own."""
+    return attrs.evolve(
+        settings,
+        max_running=settings.max_running * nodes,
+        deadlines=attrs.evolve(settings.deadlines, group=None, rollout=None, turn=None, no_progress=None),
+        retry=attrs.evolve(settings.retry, max_attempts=1),
+    )
+
+
+@asynccontextmanager
+async def open_lease_service(
+    workers: Sequence[Worker],
+    open_source: Callable[[], Source],
+    *,
+    settings: EngineSettings,
+    holder: str,
+    ledger: Path | None = None,
+    group_filter: GroupFilter | None = None,
+) -> AsyncGenerator[LeaseService]:
+    """Source, ledger and batches in one place, the rollouts on the nodes. Leaving drains."""
+    capacity = settings.max_running // settings.samples_per_prompt
+    async with AsyncExitStack() as stack:
+        opened = None if ledger is None else await stack.enter_async_context(open_ledger(ledger))
+        leases = await stack.enter_async_context(
+            open_leases(workers, holder=holder, capacity=capacity, wrap_up=settings.deadlines.abort)
+        )
+        engine = await stack.enter_async_context(
+            open_rollout_engine(
+                open_source(),
+                Lending(leases),
+                servers=cast("InferenceServers", NoServers()),
+                group_filter=group_filter,
+                ledger=opened,
+                settings=service_settings(settings, len(workers)),
+            )
+        )
+        yield LeaseService(holder, engine, leases)

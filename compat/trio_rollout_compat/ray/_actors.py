@@ -1,0 +1,164 @@
+"""The two Ray actors, and a node's actor as the lease service sees it. Each actor has its engine on a thread of its own."""
+
+import asyncio
+import functools
+import os
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from itertools import starmap
+from pathlib import Path
+from typing import Any, Final, final
+
+import attrs
+import ray
+import trio
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayError, RayTaskError
+
+from trio_rollout._backoff import wait_s
+from trio_rollout._core.settings import EngineSettings
+from trio_rollout.abc import GroupFilter, Source
+from trio_rollout.errors import EngineClosed, ServerLost
+
+from .._leasing._lease import Lease, Settled
+from .._leasing._node import OpenParts, open_node
+from .._leasing._service import open_lease_service
+from ..bridge._backend import replies_to
+from ..thread import EngineThread
+
+# Ray says when an actor is gone, but not when it is back: that has to be asked for.
+_ASK_AGAIN_S: Final = 0.5
+
+
+async def await_ray(ref: Any) -> Any:
+    """Wait for a Ray reference in Trio, and return its value. Cancelled, the remote task goes on.
+
+    Raises:
+      RayError: the task failed, or its actor did.
+
+    """
+    done = trio.Event()
+    reply = replies_to(trio.lowlevel.current_trio_token())
+    future = ref.future()
+    future.add_done_callback(lambda _: reply(done.set))
+    await done.wait()
+    return future.result()
+
+
+@final
+class NodeActor:
+    """One engine. Ray makes it, on a node of its choice, and again when that node is gone."""
+
+    def __init__(self, open_parts: OpenParts, settings: EngineSettings) -> None:
+        grace = settings.deadlines.drain + settings.deadlines.control
+        lifespan = functools.partial(open_node, open_parts, settings)
+        self._thread = EngineThread(lifespan, name="trio-rollout node", grace=grace).start()
+
+    async def adopt(self, holder: str) -> int:
+        """Lend from now on under this name; what an earlier life of the service has lent is dropped. Its process id."""
+        await self._thread.acall(_later, functools.partial(self._thread.value.adopt, holder))
+        return os.getpid()
+
+    async def run(self, lease: Lease) -> Settled:
+        """Run a group to its end."""
+        return await self._thread.acall(self._thread.value.run, lease)
+
+    async def revoke(self, holder: str, number: int) -> None:
+        """Nobody wants this lease any more."""
+        await self._thread.acall(_later, functools.partial(self._thread.value.revoke, holder, number))
+
+    async def close(self) -> None:
+        """Drain the engine and end its thread."""
+        await asyncio.to_thread(self._thread.close, self._thread.grace)
+
+
+@final
+class ServiceActor:
+    """The lease service. Made again by Ray, it goes on from its ledger."""
+
+    def __init__(
+        self,
+        nodes: Sequence[tuple[str, Any]],
+        open_source: Callable[[], Source],
+        settings: EngineSettings,
+        ledger: Path | None,
+        group_filter: GroupFilter | None,
+    ) -> None:
+        lifespan: Callable[[], AbstractAsyncContextManager[Any]] = functools.partial(
+            open_lease_service,
+            list(starmap(RayWorker, nodes)),
+            open_source,
+            settings=settings,
+            holder=uuid.uuid4().hex,
+            ledger=ledger,
+            group_filter=group_filter,
+        )
+        grace = settings.deadlines.drain + settings.deadlines.control
+        self._thread = EngineThread(lifespan, name="trio-rollout lease service", grace=grace).start()
+
+    async def ask(self, holder: str | None, name: str, *args: Any) -> Any:
+        """Call a method of the service.
+
+        Raises:
+          ServiceRestarted: the caller means another life of it.
+
+        """
+        service = self._thread.value
+        if holder not in {None, service.holder}:
+            raise ServiceRestarted(service.holder)
+        return await self._thread.acall(getattr(service, name), *args)
+
+    async def next_batch(self, holder: str, size: int, timeout: float | None) -> Any:  # noqa: ASYNC109  the trainer's
+        """``size + 1`` values, so that each has a reference of its own: the head, the groups, None where there are fewer."""
+        head, groups = await self.ask(holder, "next_batch", size, timeout)
+        return (head, *groups, *[None] * (size - len(groups)))
+
+    async def close(self) -> None:
+        """Drain, within ``Deadlines.drain``."""
+        await asyncio.to_thread(self._thread.close, self._thread.grace)
+
+
+class ServiceRestarted(Exception):
+    """The lease service was made again since; the argument is its new name."""
+
+
+@final
+@attrs.frozen(eq=False)
+class RayWorker:
+    """A node's actor, as a ``Worker``."""
+
+    name: str
+    _actor: Any = attrs.field(repr=False)
+
+    async def run(self, lease: Lease) -> Settled:
+        """See ``Worker.run``."""
+        try:
+            settled: Settled = await await_ray(self._actor.run.remote(lease))
+        except RayTaskError as error:
+            if isinstance(error.cause, EngineClosed):  # its engine has crashed, and the actor lives on without it
+                ray.kill(self._actor, no_restart=False)
+            raise ServerLost(f"its engine failed: {error.cause!r}") from error
+        except RayError as error:
+            raise ServerLost(f"{type(error).__name__}: {error}") from error
+        return settled
+
+    def revoke(self, lease: Lease) -> None:
+        """See ``Worker.revoke``."""
+        self._actor.revoke.remote(lease.holder, lease.number)
+
+    async def returned(self, holder: str) -> bool:
+        """See ``Worker.returned``."""
+        while True:  # noqa: ASYNC913  every way through it awaits Ray
+            try:
+                await await_ray(self._actor.adopt.remote(holder))
+            except ActorUnavailableError:
+                await wait_s(_ASK_AGAIN_S)
+            except (ActorDiedError, RayActorError, RayTaskError):
+                return False
+            else:
+                return True
+
+
+async def _later(fn: Callable[[], None]) -> None:
+    await trio.lowlevel.checkpoint()
+    fn()

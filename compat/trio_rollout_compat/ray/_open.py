@@ -1,0 +1,62 @@
+"""Starting the actors, and ending them."""
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from trio_rollout._core.settings import EngineSettings
+from trio_rollout.abc import GroupFilter, Source
+
+from .._leasing._node import OpenParts
+from ._actors import NodeActor, ServiceActor
+from ._rollouts import RayRollouts
+
+
+@contextmanager
+def open_ray_rollouts(
+    open_source: Callable[[], Source],
+    open_parts: OpenParts,
+    *,
+    nodes: int,
+    ledger: str | PathLike[str] | None = None,
+    settings: EngineSettings | None = None,
+    group_filter: GroupFilter | None = None,
+    node_options: Mapping[str, Any] | None = None,
+    service_options: Mapping[str, Any] | None = None,
+) -> Generator[RayRollouts]:
+    """Run rollouts on ``nodes`` actors until the block is left.
+
+    ``open_parts`` is an async context manager function that each node calls: it gives what its engine is made of, and must be
+    picklable, like ``open_source``. ``settings`` are those of one node; ``max_ready`` is that of the whole. ``ledger`` is a path
+    that the service finds again wherever Ray restarts it; without it a service that dies is not restarted. ``node_options`` and
+    ``service_options`` are Ray's actor options (``num_cpus``, ``resources``, ``scheduling_strategy``, …).
+
+    Entering blocks until every node is ready. Leaving drains: at most ``Deadlines.drain`` for the service, then for the nodes.
+
+    Raises:
+      RayError: an actor could not be started; the cause says why.
+
+    """
+    settings = settings or EngineSettings()
+    spread = {"max_restarts": -1, "scheduling_strategy": "SPREAD", "num_cpus": 1, **(node_options or {})}
+    lent = settings.max_running // settings.samples_per_prompt
+    make_node = ray.remote(NodeActor).options(**{"max_concurrency": 2 * lent + 100, **spread})
+    actors = [make_node.remote(open_parts, settings) for _ in range(nodes)]
+    service = None
+    try:
+        ray.get([actor.adopt.remote("") for actor in actors])
+        lasting = {"max_restarts": -1 if ledger is not None else 0, "num_cpus": 0, **(service_options or {})}
+        named = [(f"node {number}", actor) for number, actor in enumerate(actors)]
+        path = None if ledger is None else Path(ledger).absolute()
+        service = ray.remote(ServiceActor).options(**lasting).remote(named, open_source, settings, path, group_filter)
+        yield RayRollouts(service, ray.get(service.ask.remote(None, "hello")))
+        ray.get(service.close.remote())
+        ray.get([actor.close.remote() for actor in actors])
+    finally:
+        for actor in [service, *actors]:
+            if actor is not None:
+                ray.kill(actor)

@@ -1,0 +1,174 @@
+"""What the trainer holds: batches through references, acked when its checkpoint is safe; it survives a restarted service."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Final, final
+
+import attrs
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+
+from trio_rollout._core.statistics import EngineStatistics
+from trio_rollout._core.values import GroupId, QuarantineReport
+from trio_rollout.errors import EngineClosed, RolloutError
+
+from .._leasing._service import Head
+from ._actors import ServiceRestarted
+
+_ASK_AGAIN_S: Final = 0.2
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class RayBatch:
+    """Finished groups. ``groups`` has one Ray reference for each; whoever trains on one fetches it, from where it is.
+
+    The references are the trainer's own: they stay good when the lease service dies. ``step`` and ``redelivered``: see ``Batch``.
+    """
+
+    _rollouts: "RayRollouts"
+    _head: Head
+    groups: tuple[Any, ...]
+
+    def __repr__(self) -> str:
+        return f"<RayBatch {self.step}: {len(self.groups)} groups>"
+
+    @property
+    def step(self) -> int:
+        """Grows with each batch, across restarts."""
+        return self._head.step
+
+    @property
+    def ids(self) -> tuple[GroupId, ...]:
+        """The groups' ids, in order."""
+        return self._head.ids
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether some of it was handed out before, to a trainer that is gone."""
+        return self._head.redelivered
+
+    @property
+    def statistics(self) -> EngineStatistics:
+        """The lease service's counts at the moment of delivery."""
+        return self._head.statistics
+
+    def ack(self) -> None:
+        """Say that no restart will ever go back before this batch. Blocks until the ledger has it.
+
+        Raises:
+          RolloutError: it was acked before.
+
+        """
+        self._rollouts._ack(self)
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class RayRollouts:
+    """Made by ``open_ray_rollouts``. One thread at a time may use it."""
+
+    _service: Any
+    _holder: str = ""
+    _held: dict[str, Head] = attrs.field(factory=dict, init=False)
+    """Batches that the trainer has and has not acked, by the id that it knows; the head is what the service calls it now."""
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+
+    def next_batch(self, size: int, *, timeout: float | None = None) -> RayBatch:
+        """Wait for ``size`` finished groups and take them; at the end of data there may be fewer.
+
+        Raises:
+          TimeoutError: they were not there after ``timeout`` seconds; nothing was taken.
+          EndOfData: every group was delivered, filtered or quarantined.
+          ServerError: every node is gone for good.
+          EngineClosed: the lease service is gone, and has no ledger to go on from.
+
+        """
+        with self._lock:
+            head, refs = self._settled(lambda: self._take(size, timeout))
+            self._held[head.id] = head
+        return RayBatch(self, head, refs[: len(head.ids)])
+
+    def statistics(self) -> EngineStatistics:
+        """The lease service's counts; groups that are lent are running."""
+        counts: EngineStatistics = self._ask("statistics")[0]
+        return counts
+
+    def nodes(self) -> Sequence[str]:
+        """The nodes that can be lent to now."""
+        names: Sequence[str] = self._ask("statistics")[1]
+        return names
+
+    def quarantined(self) -> Sequence[QuarantineReport]:
+        """What was given up."""
+        reports: Sequence[QuarantineReport] = self._ask("quarantined")
+        return reports
+
+    def note_weight_version(self, version: int) -> None:
+        """Say which weights the servers have now: staleness is counted from it."""
+        self._ask("note_weight_version", version)
+
+    def _ack(self, batch: RayBatch) -> None:
+        with self._lock:
+            if batch._head.id not in self._held:
+                raise RolloutError(f"ack of {batch!r}: it is acked already")
+            self._settled(lambda: self._call("ack", self._held[batch._head.id].id))
+            del self._held[batch._head.id]
+
+    def _ask(self, name: str, *args: Any) -> Any:
+        with self._lock:
+            return self._settled(lambda: self._call(name, *args))
+
+    def _call(self, name: str, *args: Any) -> Any:
+        return ray.get(self._service.ask.remote(self._holder, name, *args))
+
+    def _take(self, size: int, timeout: float | None) -> tuple[Head, tuple[Any, ...]]:
+        first, *refs = self._service.next_batch.options(num_returns=size + 1).remote(self._holder, size, timeout)
+        try:
+            head: Head = ray.get(first)
+        except KeyboardInterrupt:
+            ray.cancel(first)
+            raise
+        return head, tuple(refs)
+
+    def _settled(self, ask: Any) -> Any:
+        """Ask until a service answers that knows what this trainer holds."""
+        while True:
+            try:
+                return ask()
+            except RayTaskError as error:
+                if not isinstance(error.cause, ServiceRestarted):
+                    raise error.cause from None
+            except (ActorUnavailableError, ActorDiedError) as error:
+                self._require_restart(error)
+            self._holder = self._hello()
+            self._take_again()
+
+    def _require_restart(self, error: Exception) -> None:
+        if isinstance(error, ActorDiedError):
+            raise EngineClosed(f"the lease service is gone: {error}") from error
+
+    def _hello(self) -> str:
+        """The name of the service's present life; waits while it is being restarted."""
+        while True:
+            try:
+                name: str = ray.get(self._service.ask.remote(None, "hello"))
+            except ActorUnavailableError:
+                threading.Event().wait(_ASK_AGAIN_S)
+            except RayTaskError as error:
+                raise error.cause from None
+            except ActorDiedError as error:
+                self._require_restart(error)
+            else:
+                return name
+
+    def _take_again(self) -> None:
+        """A restarted service offers first what its ledger says was delivered and not acked: this trainer has it already."""
+        for known, before in list(self._held.items()):
+            head, _ = self._take(len(before.ids), None)
+            if set(head.ids) != set(before.ids):
+                raise RolloutError(
+                    f"the lease service was restarted and offers other groups than batch {before.step} had; go back to your "
+                    "last checkpoint and start again"
+                )
+            self._held[known] = head

@@ -1,0 +1,314 @@
+"""Lending groups to nodes, in virtual time: what dies runs elsewhere, nobody is lent more than fits, each group comes once."""
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+import attrs
+import pytest
+import trio
+
+from trio_rollout import Cause, Deadlines, EngineSettings, IterableSource, Keep, Retry, SingleTurn
+from trio_rollout.errors import EndOfData, GenerateError, RolloutError, ServerError, ServerLost
+from trio_rollout.testing import HANG, FakeServers, Say, prompts
+from trio_rollout_compat._leasing._lease import Lease
+from trio_rollout_compat._leasing._node import NodeParts, open_node
+from trio_rollout_compat._leasing._service import open_lease_service
+
+SETTINGS = EngineSettings(
+    samples_per_prompt=2, max_running=4, max_ready=4, deadlines=Deadlines(group=50), retry=Retry(jitter=0)
+)
+
+
+@attrs.define(eq=False)
+class Local:
+    """A node in this very process. ``kill`` does what the death of its process would; then it comes back, or not."""
+
+    name: str
+    servers: FakeServers
+    more: dict = attrs.field(factory=dict)
+    comes_back: bool = True
+    node: object = None
+    lives: int = 0
+    most: int = 0
+    _dead: trio.Event = attrs.field(factory=trio.Event)
+    _up: trio.Event = attrs.field(factory=trio.Event)
+    _running: int = 0
+
+    async def serve(self, settings, *, task_status):
+        """Its lives, one after the other."""
+        task_status.started()
+        while True:
+            dead = self._dead = trio.Event()
+            async with open_node(self._parts, settings) as self.node:
+                self.lives += 1
+                self._up.set()
+                await dead.wait()
+            if not self.comes_back:
+                return
+            await trio.sleep(5)
+
+    @asynccontextmanager
+    async def _parts(self):
+        yield NodeParts(**{"generate": SingleTurn(), "servers": self.servers, **self.more})
+
+    def kill(self):
+        self._up = trio.Event()
+        self._dead.set()
+
+    async def run(self, lease):
+        self._running += 1
+        self.most = max(self.most, self._running)
+        dead, settled = self._dead, []
+        try:
+            async with trio.open_nursery() as nursery:
+
+                async def work():
+                    settled.append(await self.node.run(lease))
+                    nursery.cancel_scope.cancel()
+
+                nursery.start_soon(work)
+                await dead.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._running -= 1
+        if not settled or dead.is_set():
+            raise ServerLost(f"{self.name} was killed")
+        return settled[0]
+
+    def revoke(self, lease):
+        self.node.revoke(lease.holder, lease.number)
+
+    async def returned(self, holder):
+        if self._dead.is_set() and not self.comes_back:
+            return False
+        await self._up.wait()
+        self.node.adopt(holder)
+        return True
+
+
+@asynccontextmanager
+async def cluster(count, *, nodes=3, settings=SETTINGS, service=None, seconds=1.0, **more):
+    """A service over ``nodes`` nodes and ``count`` prompts: both."""
+    plan = more.pop("plan", lambda number, prompt: Say(seconds=seconds))
+    locals_ = [Local(f"node {number}", FakeServers(plan=plan), more) for number in range(nodes)]
+    async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
+        for node in locals_:
+            await nursery.start(node.serve, settings)
+        stack.callback(nursery.cancel_scope.cancel)
+        opened = open_lease_service(
+            locals_, lambda: IterableSource(prompts(count)), settings=settings, holder="first", **(service or {})
+        )
+        yield await stack.enter_async_context(opened), locals_
+
+
+async def take_all(service, size=1):
+    """Every batch until the end, acked; the ids of the groups in their order."""
+    ids = []
+    while True:
+        try:
+            head, groups = await service.next_batch(size, None)
+        except EndOfData:
+            return ids
+        assert [group.id for group in groups] == list(head.ids)
+        await service.ack(head.id)
+        ids += [group.prompt.id for group in groups]
+
+
+def everything(count):
+    return sorted(f"p{number}" for number in range(count))
+
+
+async def test_groups_run_on_all_nodes_and_each_comes_once(autojump_clock):
+    async def length(trajectory):
+        assert trajectory.prompt.epoch == 0
+        return 1.0
+
+    async with cluster(30, reward=length) as (service, nodes):
+        assert sorted(await take_all(service)) == everything(30)
+        counts, names, out = await service.statistics()
+    assert counts.acked == 30
+    assert (sorted(names), out) == (["node 0", "node 1", "node 2"], 0)
+    assert all(node.servers.calls >= 10 for node in nodes)
+    assert max(node.most for node in nodes) == 2
+
+
+async def test_what_a_dead_node_had_runs_elsewhere(autojump_clock, caplog):
+    async with cluster(90) as (service, nodes), trio.open_nursery() as nursery:
+
+        async def kill_one():
+            await trio.sleep(2.5)
+            nodes[1].kill()
+
+        nursery.start_soon(kill_one)
+        assert sorted(await take_all(service)) == everything(90)
+        counts, names, _ = await service.statistics()
+    assert counts.requeues[Cause.SERVER_LOST] == 2
+    assert counts.quarantined == 0
+    assert len(names) == 3
+    assert nodes[1].lives == 2
+
+
+async def test_without_a_node_that_can_come_back_the_trainer_is_told(autojump_clock, caplog):
+    async with cluster(30, nodes=2, seconds=10.0) as (service, nodes), trio.open_nursery() as nursery:
+        for node in nodes:
+            node.comes_back = False
+
+        async def kill_both():
+            await trio.sleep(5)
+            for node in nodes:
+                node.kill()
+
+        nursery.start_soon(kill_both)
+        with pytest.raises(ServerError, match=r"every node is gone for good. The last one: node \d was killed"):
+            await take_all(service)
+        counts, *_ = await service.statistics()
+        assert counts.quarantined == 0
+    assert counts.pulled == counts.waiting + counts.running
+
+
+async def test_nobody_is_lent_anything_while_the_trainer_takes_nothing(autojump_clock):
+    """Back pressure: four groups wait, and what was lent before they were finished."""
+    async with cluster(100) as (service, nodes):
+        await trio.sleep(100)
+        counts, _, out = await service.statistics()
+        assert counts.ready == 4
+        calls = sum(node.servers.calls for node in nodes)
+        assert out == 0
+        assert calls <= 2 * (4 + 6)
+        await trio.sleep(100)
+        assert sum(node.servers.calls for node in nodes) == calls
+        await service.next_batch(1, None)
+
+
+async def test_a_timeout_takes_nothing(autojump_clock):
+    async with cluster(3, seconds=10.0) as (service, _):
+        with pytest.raises(TimeoutError, match=r"next_batch\(3\): not so many groups were finished within 5 s"):
+            await service.next_batch(3, 5)
+        head, _ = await service.next_batch(3, None)
+        assert len(head.ids) == 3
+        await service.ack(head.id)
+        with pytest.raises(RolloutError, match="acked already, or of another engine"):
+            await service.ack(head.id)
+
+
+async def test_a_node_tries_as_often_as_it_may_and_then_says_why(autojump_clock, caplog):
+    async def fail(prompt, rollout):
+        if prompt.id == "p1":
+            raise ValueError("no such tool")
+        return await SingleTurn()(prompt, rollout)
+
+    async with cluster(3, generate=fail) as (service, _):
+        assert sorted(await take_all(service)) == ["p0", "p2"]
+        (report,) = await service.quarantined()
+    assert report.id.prompt == "p1"
+    assert report.error.type == GenerateError.__qualname__
+    assert "given up by its node: error: ValueError: no such tool" in report.error.message
+    assert "in fail" in report.error.message
+
+
+async def test_servers_that_are_lost_send_the_group_elsewhere(autojump_clock, caplog):
+    """A node whose servers are gone gives its leases back; they cost no attempt."""
+    settings = attrs.evolve(SETTINGS, retry=Retry(jitter=0, max_free=2, backoff_base=0.1))
+
+    async def generate(prompt, rollout):
+        if lost and prompt.id == "p1":
+            lost.pop()
+            raise ServerLost("the connection broke")
+        return await SingleTurn()(prompt, rollout)
+
+    lost = [1] * 6
+    async with cluster(3, settings=settings, generate=generate) as (service, _):
+        assert sorted(await take_all(service)) == everything(3)
+        counts, *_ = await service.statistics()
+    assert counts.requeues[Cause.SERVER_LOST] >= 1
+
+
+async def test_the_filter_is_asked_once_by_the_service(autojump_clock):
+    from trio_rollout import Drop
+
+    async def even(group):
+        return Keep() if int(group.prompt.id[1:]) % 2 == 0 else Drop("odd")
+
+    async with cluster(6, service={"group_filter": even}) as (service, _):
+        assert sorted(await take_all(service)) == ["p0", "p2", "p4"]
+        counts, *_ = await service.statistics()
+    assert counts.filtered == 3
+
+
+async def test_leaving_revokes_what_is_lent(autojump_clock, caplog):
+    async with cluster(30, plan=lambda number, prompt: HANG) as (service, nodes):
+        await trio.sleep(1)
+        _, _, out = await service.statistics()
+        assert out == 6
+        begun = trio.current_time()
+    assert trio.current_time() - begun <= SETTINGS.deadlines.drain
+    assert sum(node.servers.aborts for node in nodes) == 12
+
+
+async def test_a_service_that_starts_again_goes_on_from_its_ledger(tmp_path, caplog):
+    """Its leases of the life before are revoked; nothing is lost, nothing comes twice that was acked."""
+    where, acked = tmp_path / "ledger", []
+    nodes = [Local(f"node {number}", FakeServers(plan=lambda number, prompt: Say(seconds=0.01))) for number in range(2)]
+    opened = partial(open_lease_service, nodes, lambda: IterableSource(prompts(20)), settings=SETTINGS, ledger=where)
+    async with trio.open_nursery() as nursery:
+        for node in nodes:
+            await nursery.start(node.serve, SETTINGS)
+        with trio.CancelScope() as scope:  # as near to a kill as it gets here: no drain
+            async with opened(holder="first") as service:
+                for _ in range(3):
+                    head, groups = await service.next_batch(2, None)
+                    await service.ack(head.id)
+                    acked += [group.prompt.id for group in groups]
+                held, _ = await service.next_batch(2, None)
+                scope.cancel()
+                await trio.lowlevel.checkpoint()
+        async with opened(holder="second") as service:
+            again, groups = await service.next_batch(2, None)
+            assert again.redelivered
+            assert again.ids == held.ids
+            acked += [group.prompt.id for group in groups]
+            acked += await take_all(service)
+        nursery.cancel_scope.cancel()
+    assert sorted(acked) == everything(20)
+
+
+async def test_a_new_life_of_the_service_has_the_old_one_s_leases_dropped(autojump_clock, caplog):
+    @asynccontextmanager
+    async def parts():
+        yield NodeParts(generate=SingleTurn(), servers=FakeServers(plan=lambda number, prompt: HANG))
+
+    (prompt,) = prompts(1)
+    async with open_node(parts, SETTINGS) as node, trio.open_nursery() as nursery:
+        settled = []
+
+        async def run(lease):
+            settled.append(await node.run(lease))
+
+        nursery.start_soon(run, Lease(holder="old", number=0, prompt=prompt))
+        await trio.sleep(1)
+        node.adopt("new")
+        await trio.sleep(6)
+        assert "was revoked" in settled[0].failure.message
+
+
+async def test_a_revoked_lease_that_had_not_begun_is_over_at_once(autojump_clock, caplog):
+    @asynccontextmanager
+    async def parts():
+        yield NodeParts(generate=SingleTurn(), servers=FakeServers(plan=lambda number, prompt: HANG))
+
+    (prompt,) = prompts(1)
+    async with open_node(parts, attrs.evolve(SETTINGS, max_running=2)) as node, trio.open_nursery() as nursery:
+        settled = {}
+
+        async def run(number):
+            settled[number] = await node.run(Lease(holder="a", number=number, prompt=prompt))
+
+        for number in range(6):  # one runs, some are pulled ahead
+            nursery.start_soon(run, number)
+        await trio.sleep(1)
+        for number in reversed(range(6)):
+            node.revoke("a", number)
+            node.revoke("a", 99)  # is nothing
+        await trio.sleep(10)
+        assert sorted(settled) == list(range(6))
+        assert all(one.failure is not None for one in settled.values())

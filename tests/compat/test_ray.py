@@ -1,0 +1,235 @@
+"""A local Ray cluster of three engines: one killed in the middle, the lease service restarted: each group exactly once.
+
+Functions are made inside of the tests, so that Ray sends them by value: its workers can't import the tests.
+"""
+
+import functools
+
+import pytest
+
+from trio_rollout import Deadlines, EngineSettings, IterableSource, Prompt
+from trio_rollout.errors import EndOfData, EngineClosed, RolloutError
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.filterwarnings("default"),  # Ray's own are many
+]
+
+SETTINGS = EngineSettings(samples_per_prompt=2, max_running=8, max_ready=6, deadlines=Deadlines(group=60, drain=10))
+
+
+@pytest.fixture(scope="module")
+def ray():
+    """A small cluster in this machine. Few CPUs: Ray starts an idle process for each."""
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=1, object_store_memory=100_000_000, include_dashboard=False, log_to_driver=False)
+    yield ray
+    ray.shutdown()
+
+
+def source_of(count):
+    return functools.partial(made, count)
+
+
+def made(count):
+    return IterableSource(Prompt(id=f"p{number}", text="say") for number in range(count))
+
+
+def parts_of(seconds):
+    """Each node has fake servers of its own, and rewards a group with the id of its process."""
+
+    def make():
+        import os
+        from contextlib import asynccontextmanager
+
+        from trio_rollout import SingleTurn
+        from trio_rollout.testing import FakeServers, Say
+        from trio_rollout_compat.ray import NodeParts
+
+        async def reward(trajectory):
+            return float(os.getpid())
+
+        @asynccontextmanager
+        async def parts():
+            servers = FakeServers(plan=lambda number, prompt: Say(seconds=seconds))
+            yield NodeParts(generate=SingleTurn(), servers=servers, reward=reward)
+
+        return parts()
+
+    return make
+
+
+@pytest.fixture
+def opened(ray, tmp_path):
+    """``opened(count)``: rollouts of so many prompts on three nodes, with a ledger."""
+    import sys
+
+    from ray import cloudpickle
+
+    from trio_rollout_compat.ray import open_ray_rollouts
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+    def opened(count, *, seconds=0.05, nodes=3, ledger=True, **more):
+        where = tmp_path / "ledger" if ledger else None
+        options = {"num_cpus": 0.1}
+        return open_ray_rollouts(
+            source_of(count),
+            parts_of(seconds),
+            nodes=nodes,
+            ledger=where,
+            settings=SETTINGS,
+            node_options=options,
+            **more,
+        )
+
+    yield opened
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def drain(ray, rollouts, size=3, after=None):
+    """Take everything, as a trainer would: the ids of the groups, the processes that ran them."""
+    ids, processes = [], set()
+    while True:
+        try:
+            batch = rollouts.next_batch(size, timeout=60)
+        except EndOfData:
+            return ids, processes
+        groups = ray.get(list(batch.groups))
+        if after is not None:
+            after(len(ids))
+        batch.ack()
+        assert [group.id for group in groups] == list(batch.ids)
+        ids += [group.prompt.id for group in groups]
+        processes |= {row.reward for group in groups for row in group.trajectories}
+
+
+def everything(count):
+    return sorted(f"p{number}" for number in range(count))
+
+
+def test_three_nodes_share_the_work(ray, opened):
+    with opened(60) as rollouts:
+        ids, processes = drain(ray, rollouts)
+        counts = rollouts.statistics()
+    assert sorted(ids) == everything(60)
+    assert len(processes) == 3
+    assert (counts.acked, counts.running) == (60, 0)
+
+
+def kill_a_node(ray, processes):
+    """As the kernel would."""
+    import os
+    import signal
+
+    os.kill(int(min(processes)), signal.SIGKILL)
+
+
+def test_a_node_killed_in_the_middle_costs_no_group(ray, opened):
+    with opened(90) as rollouts:
+        first = rollouts.next_batch(6, timeout=60)
+        groups = ray.get(list(first.groups))
+        kill_a_node(ray, {row.reward for group in groups for row in group.trajectories})
+        ids, _ = drain(ray, rollouts)
+        first.ack()
+        ids += [group.prompt.id for group in groups]
+        counts = rollouts.statistics()
+    assert sorted(ids) == everything(90)
+    assert counts.quarantined == 0
+    assert counts.acked == 90
+
+
+def test_a_lease_service_that_is_killed_goes_on_from_its_ledger(ray, opened):
+    """Killed twice, while the trainer has batches that it has not acked: none of them comes again."""
+    with opened(90) as rollouts:
+        held, ids = [], []
+
+        def kill_now_and_then(done):
+            if done in {15, 30}:
+                ray.kill(rollouts._service, no_restart=False)
+
+        for _ in range(2):
+            batch = rollouts.next_batch(4, timeout=60)
+            held.append(batch)
+            ids += [group.prompt.id for group in ray.get(list(batch.groups))]
+        more, _ = drain(ray, rollouts, after=kill_now_and_then)
+        for batch in held:
+            batch.ack()
+        with pytest.raises(RolloutError, match="acked already"):
+            held[0].ack()
+        counts = rollouts.statistics()
+    assert sorted(ids + more) == everything(90)
+    assert counts.acked == 90
+
+
+def test_node_and_service_killed_and_the_trainer_started_again(ray, opened):
+    """The second trainer finds the ledger: it gets what was not acked, and nothing that was."""
+    with opened(60) as rollouts:
+        acked = []
+        for _ in range(4):
+            batch = rollouts.next_batch(3, timeout=60)
+            acked += [group.prompt.id for group in ray.get(list(batch.groups))]
+            batch.ack()
+        lost = rollouts.next_batch(3, timeout=60).ids
+    with opened(60) as rollouts:
+        again = rollouts.next_batch(3, timeout=60)
+        assert again.redelivered
+        assert set(again.ids) == set(lost)
+        acked += [group.prompt.id for group in ray.get(list(again.groups))]
+        again.ack()
+        ids, _ = drain(ray, rollouts)
+    assert sorted(acked + ids) == everything(60)
+
+
+def test_a_batch_s_references_outlive_the_service(ray, opened):
+    with opened(30) as rollouts:
+        batch = rollouts.next_batch(3, timeout=60)
+        ray.kill(rollouts._service, no_restart=False)
+        assert len(ray.get(list(batch.groups))) == 3
+        batch.ack()
+
+
+def test_back_pressure_holds_across_the_actors(ray, opened):
+    """Nobody takes anything: what is ready is bounded, and then nothing runs."""
+    import time
+
+    with opened(500, seconds=0.01, ledger=False) as rollouts:
+        counts = rollouts.statistics()
+        until = time.monotonic() + 60
+        while (counts.ready < 6 or counts.running) and time.monotonic() < until:
+            time.sleep(0.1)
+            counts = rollouts.statistics()
+        time.sleep(1)
+        later = rollouts.statistics()
+    assert (later.ready, later.running) == (counts.ready, 0)
+    assert later.ready <= 6 + 3 * 4
+
+
+def test_without_a_ledger_a_dead_service_is_the_end(ray, opened):
+    with opened(30, ledger=False) as rollouts:
+        rollouts.next_batch(1, timeout=60)
+        ray.kill(rollouts._service)
+        with pytest.raises(EngineClosed, match="the lease service is gone"):
+            rollouts.next_batch(1, timeout=60)
+        with pytest.raises(EngineClosed):
+            rollouts.statistics()
+
+
+def test_a_timeout_takes_nothing(ray, opened):
+    with opened(4, seconds=3.0) as rollouts:
+        with pytest.raises(TimeoutError, match=r"not so many groups were finished within 0\.2 s"):
+            rollouts.next_batch(4, timeout=0.2)
+        assert len(rollouts.next_batch(4, timeout=60).ids) == 4
+
+
+def test_what_a_node_needs_that_fails_is_told_at_once(ray, tmp_path):
+    from trio_rollout_compat.ray import open_ray_rollouts
+
+    def parts():
+        raise ValueError("no such model")
+
+    with (
+        pytest.raises(ray.exceptions.RayActorError, match="no such model"),
+        open_ray_rollouts(functools.partial(IterableSource, []), parts, nodes=1, settings=SETTINGS),
+    ):
+        raise AssertionError("it must not get here")
