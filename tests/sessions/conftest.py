@@ -71,10 +71,10 @@ def open_stage(script):
     """``async with open_stage(agent) as stage``: an engine whose rollouts are ``agent(session)``, over one tiny server."""
 
     @asynccontextmanager
-    async def opened(agent, *, count=1, samples=1, tiny=None, gateway=None, sampling=None, **settings):
+    async def opened(agent, *, generate=None, count=1, samples=1, tiny=None, gateway=None, sampling=None, **settings):
         sampling = sampling or SamplingParams(max_new_tokens=256)
 
-        async def generate(prompt, rollout):
+        async def of_agent(prompt, rollout):
             async with rollout.session(sampling=sampling) as session:
                 await agent(session)
             return session.trajectory()
@@ -88,7 +88,7 @@ def open_stage(script):
             open_gateway(servers, tokenizer=DATA, settings=GatewaySettings(**(gateway or {}))) as door,
             open_rollout_engine(
                 IterableSource(prompts),
-                generate,
+                generate or of_agent,
                 servers=servers,
                 reward=one,
                 gateway=door,

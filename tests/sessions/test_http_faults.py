@@ -3,13 +3,14 @@
 import json
 import socket
 import struct
+from pathlib import Path
 
 import httpx
 import pytest
 import trio
 
 from trio_rollout.errors import SettingsError
-from trio_rollout.sessions import GatewaySettings
+from trio_rollout.sessions import GatewaySettings, run_agent
 
 HELLO = {"model": "policy", "messages": [{"role": "user", "content": "say hello"}]}
 FREE = {"model": "policy", "messages": [{"role": "user", "content": "free"}], "max_tokens": 200}
@@ -210,6 +211,134 @@ async def test_a_server_that_dies_with_the_turn_ends_the_attempt(open_stage):
         stages.append(stage)
         assert [batch async for batch in stage.engine.batches(1)] == []
         assert stage.engine.statistics().quarantined == 1
+
+
+async def test_closing_step_by_step_over_http(run_agent_once):
+    """Newcomers get a 503, the turn that runs is delivered, and only then the session is over."""
+    stages, met = [], []
+
+    async def agent(session):
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def running():
+                met.append(("running", (await ask(session, FREE)).status_code))
+
+            await until(lambda: stages[0].tiny.statistics().running == 1)
+
+            @nursery.start_soon
+            async def close():
+                await session.close()
+                met.append(("closed", session.statistics().running))
+
+            await until(lambda: session.is_closing)
+            late = await ask(session)
+            met.append(("late", late.status_code))
+            assert late.json()["error"]["message"] == "session closed"
+
+    trajectory = await run_agent_once(agent, stages=stages, tiny={"step_delay": 0.01}, gateway={"drain": 30})
+
+    assert met[0] == ("late", 503)
+    assert sorted(met[1:]) == [("closed", 0), ("running", 200)]
+    assert trajectory.turns == 1
+
+
+async def test_what_does_not_end_within_the_drain_is_aborted_on_its_server_and_told_so(run_agent_once):
+    """Whole and streamed: the one is a 503, the other a stream that ends in an error; neither is recorded."""
+    stages, met = [], {}
+
+    async def agent(session):
+        assert (await ask(session)).status_code == 200
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def whole():
+                met["whole"] = await ask(session, FREE)
+
+            @nursery.start_soon
+            async def streamed():
+                met["streamed"] = await ask(session, {**FREE, "stream": True})
+
+            await until(lambda: stages[0].tiny.statistics().running == 2)
+            await session.close()
+            assert stages[0].tiny.statistics().running == 0, "before the trajectory is made"
+
+    trajectory = await run_agent_once(
+        agent, stages=stages, tiny={"step_delay": 0.1}, gateway={"drain": 0.5, "agents_choose_temperature": True}
+    )
+
+    assert met["whole"].status_code == 503
+    assert "session closed" in met["streamed"].text
+    assert trajectory.turns == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_server_that_hangs_is_left_at_the_turns_deadline(open_stage, stream):
+    """The turn's deadline ends the attempt, its session with it: nobody waits for ever."""
+    told = []
+
+    async def agent(session):
+        told.append(await ask(session, {**FREE, "stream": stream}))
+
+    options = {"tiny": {"step_delay": 60.0}, "deadlines": {"turn": 0.5, "abort": 0.5}}
+    with trio.fail_after(60):
+        async with open_stage(agent, **options) as stage:
+            assert [batch async for batch in stage.engine.batches(1)] == []
+            (report,) = stage.engine.quarantined()
+            assert stage.gateway.statistics().sessions == 0
+
+    assert report.cause.value == "deadline"
+    assert told == [], "its client was cancelled with it"
+
+
+async def test_a_client_that_sends_its_body_for_ever_is_given_up(run_agent_once):
+    async def agent(session):
+        whole = raw_request(session, HELLO)
+        stream = await connected(session)
+        await stream.send_all(whole[:-5])
+        with trio.fail_after(20):
+            answer = b""
+            while b"\r\n\r\n" not in answer:
+                answer += await stream.receive_some(4096)
+        assert answer.startswith(b"HTTP/1.1 408")
+        await stream.aclose()
+        assert (await ask(session)).status_code == 200
+
+    assert (await run_agent_once(agent, gateway={"body_seconds": 0.3})).turns == 1
+
+
+@pytest.mark.parametrize("limits", [{"seconds": 0.5}, {"seconds": 600}], ids=["over its time", "cancelled"])
+async def test_an_agents_process_tree_is_dead_before_its_session_closes(open_stage, tmp_path, limits):
+    """Also what has fled its process group: at the end of ``run_agent`` nothing of it is left, and the session is open."""
+    mark, found = str(tmp_path / "mark"), []
+
+    async def generate(_prompt, rollout):
+        async with rollout.tools.open_sandbox() as sandbox, rollout.session() as session:
+            assert (await ask(session)).status_code == 200
+            line = f"setsid sh -c 'sleep 600; : {mark}' & sleep 600; : {mark}"
+            try:
+                ended = await run_agent(["sh", "-c", line], session, sandbox, **limits)
+                assert ended.timed_out
+            finally:
+                found.append((agents_alive(mark), session.is_closing))
+        return session.trajectory()
+
+    async with open_stage(None, generate=generate, deadlines={"group": 3.0}) as stage:
+        batches = [batch async for batch in stage.engine.batches(1)]
+
+    assert found == [(0, False)]
+    assert len(batches) == (limits["seconds"] < 600)
+
+
+def agents_alive(mark):
+    return sum(is_agents(path, mark) for path in Path("/proc").glob("[0-9]*"))
+
+
+def is_agents(process, mark):
+    try:
+        return mark in (process / "cmdline").read_text()
+    except OSError:
+        return False
 
 
 def test_settings_say_what_is_wrong():

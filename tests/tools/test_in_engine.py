@@ -294,3 +294,22 @@ async def test_without_a_hurry_a_sandbox_has_all_the_time_of_its_settings(autoju
         await engine.next_batch(1)
 
     assert (service.counts.destroyed, service.counts.leaked) == (1, 0)
+
+
+async def test_a_sandbox_that_was_used_for_long_has_its_whole_allowance_when_it_is_cancelled(autojump_clock):
+    """The allowance begins with the hurry, not with the sandbox."""
+    service = Service(["exec"])
+
+    async def slow(_name):
+        await trio.sleep(1.5)
+
+    service.destroy = slow
+
+    async def generate(_prompt, rollout):
+        async with rollout.tools.open_sandbox(service) as sandbox:
+            await sandbox.exec(["work"])
+
+    async with engine_of(generate, deadlines=Deadlines(drain=6.0, abort=2.0)):
+        await trio.sleep(100)
+
+    assert (service.counts.destroyed, service.counts.leaked) == (1, 0)

@@ -31,16 +31,18 @@ class WrapUp:
         scope = trio.CancelScope(shield=True, deadline=trio.current_time() + seconds)
         with bare_errors():
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._hurry, scope, share)
+                nursery.start_soon(self._hurry, nursery, scope, share)
                 with scope:
                     await call()
                 nursery.cancel_scope.cancel("it has ended")
         return not scope.cancelled_caught
 
-    async def _hurry(self, scope: trio.CancelScope, share: float) -> None:
+    async def _hurry(self, nursery: trio.Nursery, scope: trio.CancelScope, share: float) -> None:
         try:
             await trio.sleep_forever()
         except trio.Cancelled:  # noqa: ASYNC103  not ours to raise: the caller's next checkpoint does
+            if nursery.cancel_scope.cancel_called:
+                return  # the call is over: nobody is in a hurry
             now = trio.current_time()
             self._until = min(self._until, now + self.seconds)
             scope.deadline = min(scope.deadline, now + share * (self._until - now))
