@@ -104,7 +104,7 @@ def open_stage(script):
 def run_agent_once(open_stage):
     """Run one rollout that is this agent, and give its trajectory; whatever the agent raises is raised."""
 
-    async def run(agent, *, stages=None, **options):
+    async def run(agent, *, stages=None, patience=60, **options):
         raised = []
 
         async def watched(session):
@@ -114,7 +114,7 @@ def run_agent_once(open_stage):
                 raised.append(error)
                 raise
 
-        with trio.fail_after(60):
+        with trio.fail_after(patience):
             async with open_stage(watched, **options) as stage:
                 if stages is not None:
                     stages.append(stage)
