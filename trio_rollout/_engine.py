@@ -98,7 +98,7 @@ class RolloutEngine:
 
         Waiting and cancelled groups are given back to the source, or stay in the ledger. Ready groups stay deliverable;
         afterwards ``next_batch`` raises EngineClosed. Without ``grace`` it is ``Deadlines.drain`` less ``abort``.
-        Cancelled, admission stays closed and the rest happens on leaving.
+        Cancelled, admission stays closed, what runs may finish, and the rest happens on leaving.
 
         Raises:
           RuntimeError: it was called inside the caller's own ``weight_update``.
@@ -189,7 +189,7 @@ class RolloutEngine:
             ready=len(parts.delivery.ready),
             unfinished=parts.book.count(State.WAITING) + parts.book.count(State.RUNNING),
             exhausted=parts.pool.exhausted,
-            drained=parts.pool.drained,
+            drained=parts.pool.is_over,
             failed=parts.fate.error is not None,
             failure_told=parts.fate.told,
             due=parts.weights.freshness.due(),

@@ -12,6 +12,7 @@ from ._core.staleness import Flow, discards, is_due, is_too_old, pace_room, pace
 from ._gate import Gate
 from ._instruments import Instruments
 from ._live import LiveAttempts
+from ._signal import StateChange
 
 _LOGGER = logging.getLogger("trio_rollout")
 
@@ -19,12 +20,16 @@ _LOGGER = logging.getLogger("trio_rollout")
 @final
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Freshness:
-    """Counts what is consumed a version, and applies the staleness settings to groups and attempts."""
+    """Counts what is consumed a version, and applies the staleness settings to groups and attempts.
+
+    ``came`` is what consumers wait on: new weights change what must be in their batch.
+    """
 
     staleness: Staleness
     gate: Gate
     live: LiveAttempts
     instruments: Instruments
+    came: StateChange
     _asked: int = attrs.field(default=0, init=False)
     _delivered: int = attrs.field(default=0, init=False)
     _per_version: int = attrs.field(default=0, init=False)
@@ -42,6 +47,7 @@ class Freshness:
         """The weights are new: what was consumed under the old ones is what a version consumes."""
         self._per_version = self._delivered or self._per_version
         self._delivered = 0
+        self.came.notify()
 
     def room(self, under_way: int) -> int | None:
         """How many more groups admission may start now; None: any number."""

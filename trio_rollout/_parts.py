@@ -63,8 +63,8 @@ def _wire(source: Source, recipe: Recipe, ledger: Ledger | None, instruments: In
     changed, came, settings = StateChange(), StateChange(), recipe.settings
     fate, book, live, queue = Fate(came), Book(), LiveAttempts(), deque[Entry]()
     record = Record(ledger, fate)
-    freshness = Freshness(staleness=settings.staleness, gate=recipe.gate, live=live, instruments=instruments)
-    ready = ReadyBuffer(book=book, max_ready=settings.max_ready, came=came, changed=changed)
+    freshness = Freshness(staleness=settings.staleness, gate=recipe.gate, live=live, instruments=instruments, came=came)
+    ready = ReadyBuffer(book=book, max_ready=settings.max_ready, came=came, changed=changed, due=freshness.due)
     slots = Slots(settings.max_running, changed)
     pool = Pool(
         source=source,

@@ -228,6 +228,11 @@ class Pool:
                 )
             )
 
+    @property
+    def is_over(self) -> bool:
+        """Nothing will become ready any more: drained, or a drain was cancelled and what ran has ended."""
+        return self.drained or (self._admission.cancel_called and not len(self.live))
+
     async def drain(self, grace: float, cause: Cause = Cause.SHUTDOWN) -> None:
         """Stop admitting, let the running finish for ``grace`` seconds, cancel the rest and wait for their wrap-up.
 
@@ -235,13 +240,18 @@ class Pool:
         the cancelled attempts are told.
         """
         async with self._one_drain:
+            limit = self.recipe.settings.deadlines
+            give_up = trio.current_time() + max(limit.drain, grace + limit.abort)
             self._admission.cancel(reason="drain")
             self.ready.lift_bound()
+            self.ready.came.notify()  # if this is cancelled, whoever waits hears of the end all the same
             with trio.move_on_after(max(0.0, grace)):
                 await self.live.changed.wait_until(lambda: not len(self.live))
             self.live.cancel_all(cause, "the engine drains")
             await self.live.changed.wait_until(lambda: not len(self.live))
-            await self.give_back(list(self.book.entries(State.WAITING, State.RUNNING)))
+            # A source that was cut off half-way would be given the same prompts again on leaving.
+            with trio.move_on_after(give_up - trio.current_time(), shield=True):
+                await self.give_back(list(self.book.entries(State.WAITING, State.RUNNING)))
             self.drained = True
             self.ready.came.notify()
 

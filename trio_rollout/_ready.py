@@ -5,7 +5,7 @@ its slots given back.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import final
 
 import attrs
@@ -20,14 +20,16 @@ from ._signal import StateChange
 class ReadyBuffer:
     """Ready groups. ``came`` is notified when one came; ``changed`` when some left, or a consumer wants more.
 
-    ``wanted`` is what a waiting consumer asked for: it raises the bound, so that a large batch can be formed at all.
-    ``blocked`` counts finished groups that wait for room.
+    ``wanted`` is what a waiting consumer asked for: it raises the bound, so that a large batch can be formed at all; ``due``
+    counts the unfinished groups that it waits for because pacing wants them in its batch. ``blocked`` counts finished groups
+    that wait for room.
     """
 
     book: Book
     max_ready: int
     came: StateChange
     changed: StateChange
+    due: Callable[[], int]
     wanted: int = attrs.field(default=0, init=False)
     blocked: int = attrs.field(default=0, init=False)
     _bounded: bool = attrs.field(default=True, init=False)
@@ -39,7 +41,7 @@ class ReadyBuffer:
     @property
     def bound(self) -> int:
         """How many groups may be ready."""
-        return max(self.max_ready, self.wanted)
+        return max(self.max_ready, self.wanted + self.due() if self.wanted else 0)
 
     @property
     def entries(self) -> Sequence[Entry]:

@@ -78,6 +78,16 @@ async def test_cancelled_from_outside_and_shut_down_are_two_causes(end, cause):
     assert all(f"{cause.value}: the engine drains" in words for words in told)
 
 
+async def test_a_consumer_hears_of_the_end_after_a_drain_was_cancelled():
+    """Admission stays closed, so what waits will never run: nobody may wait for it."""
+    async with world(10, plan=lambda *_: Say(seconds=5)) as w:
+        await trio.sleep(1)
+        with trio.move_on_after(1):
+            await w.engine.drain(grace=100)
+        assert len(await take_all(w.engine, 1)) == 2
+        assert w.engine.statistics().waiting
+
+
 async def test_a_waiting_consumer_hears_of_a_drain():
     async with world(4, plan=lambda *_: HANG) as w, trio.open_nursery() as nursery:
 

@@ -157,3 +157,38 @@ async def test_a_version_that_a_host_has_set_by_itself_counts_for_staleness():
                 await w.engine.note_weight_version(5)
     assert counts.requeues[Cause.STALE] == 2
     assert [group.oldest_version for group in groups] == [3, 3]
+
+
+async def test_a_group_that_must_be_in_the_next_batch_finds_room_in_a_full_buffer():
+    """The consumer waits for it, so it must not wait for the consumer."""
+    slow_first = lambda number, _: Say(seconds=10 if number == 0 else 1)
+    paced = Staleness(max_versions=1)
+    async with world(2, plan=slow_first, samples_per_prompt=1, max_ready=1, staleness=paced) as w:
+        await trio.sleep(3)
+        async with w.engine.weight_update(version=1, mode=PauseMode.IN_PLACE):
+            w.servers.set_version(1)
+        await trio.sleep(20)
+        groups = await take_all(w.engine, 1)
+    assert len(groups) == 2
+
+
+async def test_a_consumer_hears_that_nothing_is_due_any_more():
+    """It waited for a group that had to be in its batch; the next weights make that group too old for that."""
+    slow_first = lambda number, _: Say(seconds=100 if number == 0 else 1)
+    paced = Staleness(max_versions=0)
+    async with world(3, plan=slow_first, samples_per_prompt=1, staleness=paced) as w, trio.open_nursery() as nursery:
+        got = []
+
+        async def consume():
+            got.append(await w.engine.next_batch(1))
+
+        with trio.move_on_after(3):
+            await w.engine.next_batch(2)  # so two groups are started
+        nursery.start_soon(consume)
+        await trio.sleep(3)
+        assert w.engine.statistics().ready == 1
+        assert not got
+        async with w.engine.weight_update(version=1, mode=PauseMode.IN_PLACE):
+            w.servers.set_version(1)
+        await trio.sleep(1)
+        assert got

@@ -6,7 +6,7 @@ memory does not grow with the run; quarantined ones are kept as reports.
 Invariant 1 (conservation): between any two calls, each pulled group is in exactly one state and the counts say so.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import final
 
 import attrs
@@ -109,6 +109,11 @@ class Book:
         """Give the group up."""
         self.apply(entry, Event.QUARANTINE)
         self._reports.append(report)
+
+    @property
+    def counts(self) -> Mapping[State, int]:
+        """How many groups are in each state, as it changes."""
+        return self._counts
 
     def count(self, state: State) -> int:
         """How many groups are in this state."""

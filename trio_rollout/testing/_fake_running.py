@@ -1,6 +1,6 @@
 """The requests that FakeSGLang runs: their tokens, their spans, and the JSON of their answers."""
 
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import trio
@@ -83,7 +83,12 @@ class Running:
         return spans
 
 
+_OF_LOG_PROBS: Final = {Fault.FEWER_LOG_PROBS, Fault.OTHER_TOKEN, Fault.NULL_LOG_PROB, Fault.NO_LOG_PROBS}
+
+
 def _damage(meta: dict[str, Any], fault: Fault) -> None:
+    if fault in _OF_LOG_PROBS and not meta.get("output_token_logprobs"):
+        return  # aborted before its first token: there are none to damage
     match fault:
         case Fault.FEWER_LOG_PROBS:
             del meta["output_token_logprobs"][-1]

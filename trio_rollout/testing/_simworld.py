@@ -167,6 +167,6 @@ class SimWorld:
 
 
 def _require_conserved(engine: RolloutEngine) -> None:
-    now = engine.statistics()
-    if not now.in_exactly_one_state or not 0 <= now.running_rollouts <= now.max_running:
-        raise AssertionError(f"a group is in no state or in two, or slots are lost: {now}")
+    parts = engine._parts  # not statistics(): that counts connections too, and this is asked before every step
+    if parts.book.pulled != sum(parts.book.counts.values()) or not 0 <= parts.slots.in_use <= parts.slots.total:
+        raise AssertionError(f"a group is in no state or in two, or slots are lost: {engine.statistics()}")
