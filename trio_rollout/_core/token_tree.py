@@ -11,6 +11,7 @@ a longer path, what does not is another branch. Rules, each with a test:
 """
 
 import enum
+import hashlib
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -53,15 +54,6 @@ class Node:
         """The ids of prompt and answer."""
         return np.concatenate([self.turn.prompt_ids, self.turn.output_ids])
 
-    def begins(self, ids: IdArray) -> bool:
-        """Whether ``ids`` begin with this node's prompt and answer."""
-        asked = len(self.turn.prompt_ids)
-        return (
-            len(ids) >= self.size
-            and np.array_equal(ids[asked : self.size], self.turn.output_ids)
-            and np.array_equal(ids[:asked], self.turn.prompt_ids)
-        )
-
     def __repr__(self) -> str:
         above = "root" if self.parent is None else f"below {self.parent.number}"
         return f"<Node {self.number}, {above}, {len(self.turn.prompt_ids)}+{len(self.turn.output_ids)} ids>"
@@ -92,6 +84,8 @@ class TokenTree:
     """The recorded answers of one session."""
 
     _nodes: dict[int, Node] = attrs.field(factory=dict, init=False)
+    # By how many ids they have, then by a digest of those: one pass over a prompt finds everything that it begins with.
+    _by_ids: dict[int, dict[bytes, list[Node]]] = attrs.field(factory=dict, init=False)
     _added: int = attrs.field(default=0, init=False)
 
     def __len__(self) -> int:
@@ -108,10 +102,15 @@ class TokenTree:
     def parent_of(self, prompt_ids: Sequence[int] | npt.NDArray[Any]) -> Node | None:
         """The deepest answer that these ids begin with; of equals the newest."""
         ids = id_array(prompt_ids)
+        digest, upto = hashlib.blake2b(digest_size=16), 0
         best: Node | None = None
-        for node in self._nodes.values():
-            if (best is None or node.size >= best.size) and node.begins(ids):
-                best = node
+        for size in sorted(self._by_ids):
+            if size > len(ids):
+                break
+            digest.update(ids[upto:size].tobytes())
+            upto = size
+            found = self._by_ids[size].get(digest.digest())
+            best = found[-1] if found else best
         return best
 
     def add(self, turn: Turn) -> Node:
@@ -126,6 +125,7 @@ class TokenTree:
         node = Node(turn, self.parent_of(turn.prompt_ids), self._added)
         self._added += 1
         self._nodes[node.number] = node
+        self._by_ids.setdefault(node.size, {}).setdefault(_digest(node), []).append(node)
         return node
 
     def remove(self, node: Node) -> None:
@@ -140,6 +140,13 @@ class TokenTree:
         if self.is_continued(node):
             raise ValueError(f"{node!r} is continued by another answer")
         del self._nodes[node.number]
+        same = self._by_ids[node.size]
+        equal = same[_digest(node)]
+        equal.remove(node)
+        if not equal:
+            del same[_digest(node)]
+        if not same:
+            del self._by_ids[node.size]
 
     def is_continued(self, node: Node) -> bool:
         """Whether another answer goes on from this one."""
@@ -162,6 +169,10 @@ class TokenTree:
             trained.update(node.number for node in path)
             rows.append(row.segment())
         return tuple(rows)
+
+
+def _digest(node: Node) -> bytes:
+    return hashlib.blake2b(node.tokens.tobytes(), digest_size=16).digest()
 
 
 def _path_to(leaf: Node) -> Sequence[Node]:
