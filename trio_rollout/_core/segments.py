@@ -50,7 +50,7 @@ class Row:
             return
         size = len(turn.output_ids)
         for start, stop, version in turn.versions:
-            self._add_span(self.length + start, self.length + stop, version)
+            _add_span(self.versions, self.length + start, self.length + stop, version)
         self._append(turn.output_ids, np.ones(size, np.uint8), turn.log_probs)
 
     def context(self, ids: np.ndarray) -> None:
@@ -82,15 +82,11 @@ class Row:
         self.log_probs.append(log_probs)
         self.length += len(ids)
 
-    def _add_span(self, start: int, stop: int, version: int) -> None:
-        if self.versions and self.versions[-1].stop == start and self.versions[-1].version == version:
-            self.versions[-1] = self.versions[-1]._replace(stop=stop)
-        else:
-            self.versions.append(VersionSpan(start, stop, version))
-
 
 def segments_of(turns: Sequence[Turn]) -> tuple[Segment, ...]:
     """The training rows of a rollout's turns, in order."""
+    if len(turns) == 1:
+        return (_only_row(turns[0]),)
     rows: list[Row] = []
     for turn in turns:
         if rows and rows[-1].continues_with(turn.prompt_ids):
@@ -98,6 +94,36 @@ def segments_of(turns: Sequence[Turn]) -> tuple[Segment, ...]:
         else:
             rows.append(Row.begin(turn))
     return tuple(row.segment() for row in rows)
+
+
+def _only_row(turn: Turn) -> Segment:
+    """What ``Row`` makes of a single turn, without putting it together from parts: most rollouts have no other."""
+    size = len(turn.output_ids)
+    return Segment(
+        tokens=np.concatenate((turn.prompt_ids, turn.output_ids)),
+        response_length=size,
+        loss_mask=np.ones(size, np.uint8),
+        log_probs=turn.log_probs,
+        versions=_joined(turn.versions),
+        text=turn.text,
+        extras=turn.extras,
+    )
+
+
+def _joined(spans: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:
+    if len(spans) == 1:
+        return (spans[0],)
+    joined: list[VersionSpan] = []
+    for start, stop, version in spans:
+        _add_span(joined, start, stop, version)
+    return tuple(joined)
+
+
+def _add_span(spans: list[VersionSpan], start: int, stop: int, version: int) -> None:
+    if spans and spans[-1].stop == start and spans[-1].version == version:
+        spans[-1] = spans[-1]._replace(stop=stop)
+    else:
+        spans.append(VersionSpan(start, stop, version))
 
 
 def status_of(stop: Stop) -> Status:
