@@ -26,6 +26,7 @@ class Belief:
     keep: bool
     acked: set[int] = attrs.field(factory=set)
     acking: set[int] = attrs.field(factory=set)
+    offered: set[int] = attrs.field(factory=set)
     pulled: int = 0
     ended: dict[int, State] = attrs.field(factory=dict)
     attempts: dict[int, tuple[int, int]] = attrs.field(factory=dict)
@@ -39,7 +40,11 @@ class Belief:
         match word:
             case "offered":
                 self.counts["deliveries"] += len(rest) - 1
-                self.note(AGAIN, self.acked & {self.place(text) for text in rest[1:]})
+                places = {self.place(text) for text in rest[1:]}
+                self.note(AGAIN, self.acked & places)
+                self.offered |= places
+            case "restoring":
+                self.offered.clear()  # they are ready again, or will be
             case "acking":
                 self.acking = {self.place(text) for text in rest[1:]}
             case "acked":
@@ -113,6 +118,8 @@ class Belief:
             self.attempts[place] = now
             if place in self.bodies and one.state in {State.WAITING, State.QUARANTINED}:
                 self.problems.append(f"group {place} was finished and is {one.state}")
+            if place in self.offered and one.state not in {State.DELIVERED, State.ACKED}:
+                self.problems.append(f"group {place} was offered and is {one.state}")
 
     def _check_bodies(self, rows: dict[int, GroupSummary], reader: LedgerReader) -> None:
         """A group is committed once: what it was when it was finished it stays."""

@@ -115,8 +115,7 @@ class Trainer:
         """Go on from the checkpoint, or where the engine is; give the servers weights if the last life died meanwhile."""
         self.load()
         if self.rng.random() < 0.5:
-            await self.engine.restore(self.step)
-            say("restored", self.step)
+            await self.restore()
         named = await self.named_versions()
         if named != {str(self.engine.weight_version)} and named != {"default"}:
             await self.update()
@@ -142,10 +141,15 @@ class Trainer:
             await self.save()
         elif dice < 0.55:
             self.load()
-            await self.engine.restore(self.step)
-            say("restored", self.step)
+            await self.restore()
         elif dice < 0.65:
             await self.update()
+
+    async def restore(self) -> None:
+        """Go back to the checkpoint."""
+        say("restoring", self.step)
+        await self.engine.restore(self.step)
+        say("restored", self.step)
 
     def load(self) -> None:
         """Be what the checkpoint says."""
