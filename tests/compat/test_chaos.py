@@ -4,7 +4,10 @@ import asyncio
 import contextlib
 import logging
 import random
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import trio
@@ -132,7 +135,17 @@ async def test_on_a_thread_of_its_own(caplog, count):
         "thread",
         count=count,
         seed=2,
-        bridge_settings=BridgeSettings(again=0.005, grace=0.03, slow_step=0.001),
+        bridge_settings=BridgeSettings(again=0.005, grace=20, slow_step=0.001),
         deadlines=Deadlines(group=0.2, reward=0.1),
     )
     assert counts[Offence.EXITED] >= done.count(exiting) > 0
+
+
+def test_every_offender_is_named_by_the_long_run_s_script():
+    """A few seconds of what runs for ten minutes; it says itself what is wrong."""
+    script = Path(__file__).parents[1] / "soak" / "chaos_hosts.py"
+    answer = subprocess.run(
+        [sys.executable, script, "--minutes", "0.05"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "is_deaf" in answer.stdout

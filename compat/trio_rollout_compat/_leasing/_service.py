@@ -135,6 +135,11 @@ class LeaseService:
         await batch.ack()
         del self._batches[batch_id]
 
+    async def offers(self, ids: Sequence[GroupId]) -> bool:
+        """Whether all these groups can be had, and none of them was acked."""
+        await trio.lowlevel.checkpoint()
+        return set(ids) <= {entry.id for entry in self._engine._parts.delivery.ready.entries}
+
     async def statistics(self) -> tuple[EngineStatistics, tuple[str, ...], int]:
         """The engine's counts, the nodes that can be lent to, and how many groups are lent."""
         await trio.lowlevel.checkpoint()

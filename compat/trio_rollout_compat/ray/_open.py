@@ -1,12 +1,13 @@
 """Starting the actors, and ending them."""
 
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
 
 from trio_rollout._core.settings import EngineSettings
 from trio_rollout.abc import GroupFilter, Source
@@ -53,10 +54,18 @@ def open_ray_rollouts(
         named = [(f"node {number}", actor) for number, actor in enumerate(actors)]
         path = None if ledger is None else Path(ledger).absolute()
         service = ray.remote(ServiceActor).options(**lasting).remote(named, open_source, settings, path, group_filter)
-        yield RayRollouts(service, ray.get(service.ask.remote(None, "hello")))
-        ray.get(service.close.remote())
-        ray.get([actor.close.remote() for actor in actors])
+        rollouts = RayRollouts(service, ray.get(service.ask.remote(None, "hello")))
+        yield rollouts
+        rollouts._close()
+        _end(actors)
     finally:
         for actor in [service, *actors]:
             if actor is not None:
                 ray.kill(actor)
+
+
+def _end(actors: Sequence[Any]) -> None:
+    """Drain the nodes. One that is gone, or just being restarted, has nothing to drain."""
+    for over in [actor.close.remote() for actor in actors]:
+        with suppress(RayActorError):
+            ray.get(over)

@@ -72,6 +72,10 @@ class RayRollouts:
     _holder: str = ""
     _held: dict[str, Head] = attrs.field(factory=dict, init=False)
     """Batches that the trainer has and has not acked, by the id that it knows; the head is what the service calls it now."""
+    _acking: str = attrs.field(default="", init=False)
+    """The batch whose ack is under way: should the service die now, whether it has arrived is for the ledger to say."""
+    _gone: bool = attrs.field(default=False, init=False)
+    """The service is, and the trainer was told."""
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     def next_batch(self, size: int, *, timeout: float | None = None) -> RayBatch:
@@ -112,8 +116,14 @@ class RayRollouts:
         with self._lock:
             if batch._head.id not in self._held:
                 raise RolloutError(f"ack of {batch!r}: it is acked already")
-            self._settled(lambda: self._call("ack", self._held[batch._head.id].id))
-            del self._held[batch._head.id]
+            self._acking = batch._head.id
+            self._settled(self._ack_now)
+            self._held.pop(self._acking, None)
+            self._acking = ""
+
+    def _ack_now(self) -> None:
+        if self._acking in self._held:
+            self._call("ack", self._held[self._acking].id)
 
     def _ask(self, name: str, *args: Any) -> Any:
         with self._lock:
@@ -144,8 +154,15 @@ class RayRollouts:
             self._holder = self._hello()
             self._take_again()
 
+    def _close(self) -> None:
+        """Have the service drain, unless it is gone."""
+        with self._lock:
+            if not self._gone:
+                self._settled(lambda: ray.get(self._service.close.remote()))
+
     def _require_restart(self, error: Exception) -> None:
         if isinstance(error, ActorDiedError):
+            self._gone = True
             raise EngineClosed(f"the lease service is gone: {error}") from error
 
     def _hello(self) -> str:
@@ -165,6 +182,9 @@ class RayRollouts:
     def _take_again(self) -> None:
         """A restarted service offers first what its ledger says was delivered and not acked: this trainer has it already."""
         for known, before in list(self._held.items()):
+            if known == self._acking and not self._call("offers", before.ids):
+                del self._held[known]  # the ack had arrived
+                continue
             head, _ = self._take(len(before.ids), None)
             if set(head.ids) != set(before.ids):
                 raise RolloutError(
