@@ -3,6 +3,7 @@
 import math
 from contextlib import suppress
 
+import psutil
 import pytest
 import trio
 
@@ -287,6 +288,42 @@ def test_cancelled_anywhere_nothing_of_a_session_stays():
         assert door.statistics().sessions == 0
 
     cancel_everywhere(busy_session, check, sample=80).require()
+
+
+async def in_a_row(sessions):
+    """Open and close so many sessions of one gateway; resident bytes after a fifth and at the end."""
+    door, sizes = gateway(tombstones=100, tombstone_seconds=30), []
+    for number in range(sessions):
+        opened = door.open_session(Alone(), prompt=Prompt(id="p", text="task"), sampling=SamplingParams())
+        async with opened as session:
+            assert door.key_of(session.id) == session.api_key
+        if number in {sessions // 5, sessions - 1}:
+            sizes.append(psutil.Process().memory_info().rss)
+    assert door.key_of(session.id) == session.api_key, "a late call is told that it is closed"
+    assert door.statistics().tombstones == min(100, sessions)
+    assert door.statistics().sessions == 0
+    return sizes
+
+
+async def test_sessions_in_a_row_leave_a_bounded_number_of_tombstones(autojump_clock):
+    await in_a_row(300)
+
+
+@pytest.mark.soak
+async def test_a_million_sessions_leak_nothing(autojump_clock):
+    early, late = await in_a_row(1_000_000)
+
+    assert late <= early + max(20_000_000, early // 20)
+
+
+def test_many_tombstones_are_bounded():
+    stones = Tombstones(most=4096, seconds=600)
+    for number in range(100_000):
+        stones.bury(str(number), "key", now=number * 0.001)
+
+    assert len(stones) == 4096
+    assert stones.key_of("99999", now=100.0) == "key"
+    assert stones.key_of("0", now=100.0) is None
 
 
 def test_tombstones_are_bounded_in_number_and_time():

@@ -60,7 +60,7 @@ def lines_up(row):
 async def run_many(sessions, at_once, samples=4):
     """Run so many sessions; gives resident sizes after each tenth, the counts, and the versions that were seen."""
     sizes, versions, groups = [], set(), 0
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=at_once)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)  # its pool closes what it has just lent
     async with (
         open_tiny_process(TinySettings(max_running=at_once)) as tiny,
         open_sglang_servers([tiny.url]) as servers,

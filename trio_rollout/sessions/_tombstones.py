@@ -1,5 +1,6 @@
 """Closed sessions that are still remembered, bounded in number and in time. Time comes in as a float."""
 
+from collections import OrderedDict
 from typing import final
 
 import attrs
@@ -12,7 +13,7 @@ class Tombstones:
 
     most: int
     seconds: float
-    _keys: dict[str, tuple[str, float]] = attrs.field(factory=dict, init=False)
+    _keys: OrderedDict[str, tuple[str, float]] = attrs.field(factory=OrderedDict, init=False)
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -22,7 +23,7 @@ class Tombstones:
         self._forget(now)
         self._keys[session] = (key, now + self.seconds)
         while len(self._keys) > self.most:
-            del self._keys[next(iter(self._keys))]
+            self._keys.popitem(last=False)
 
     def key_of(self, session: str, now: float) -> str | None:
         """The key of a session that is remembered as closed."""
@@ -32,4 +33,4 @@ class Tombstones:
 
     def _forget(self, now: float) -> None:
         while self._keys and next(iter(self._keys.values()))[1] <= now:
-            del self._keys[next(iter(self._keys))]
+            self._keys.popitem(last=False)
