@@ -355,3 +355,29 @@ def test_statistics_and_repr_tell_the_state(autojump_clock):
             nursery.cancel_scope.cancel()
 
     trio.run(look, clock=autojump_clock)
+
+
+async def test_a_pause_that_comes_true_after_its_resume_is_resumed_by_the_probe(autojump_clock):
+    """A server that hung carries it out when it wakes up; it was never asked to stay paused."""
+    async with memory_world({"/pause_generation": [Fault.HANG]}) as run:
+        with pytest.raises(ServerError, match="no answer within"):
+            await run.servers.pause(PauseMode.RETRACT)
+        assert not run.fake.paused
+        run.fake.pause("retract")
+        with trio.fail_after(60):
+            await run.fake.until(lambda: not run.fake.paused)
+            assert (await run.servers.generate(PROMPT, FIVE)).stop is Stop.LENGTH
+
+
+async def test_a_cancelled_pause_is_awaited_before_the_resume(autojump_clock):
+    """They go over two connections: the later one may arrive first, and the server would stay paused."""
+    async with memory_world() as run:
+        run.net.link = Link(latency=(0.5, 0.5))
+        with trio.move_on_after(0.3) as scope:
+            await run.servers.pause(PauseMode.RETRACT)
+        assert scope.cancel_called
+        assert run.fake.paused
+        run.net.link = Link(latency=(0.01, 0.01))
+        await run.servers.resume()
+        await trio.sleep(10)
+        assert not run.fake.paused

@@ -12,7 +12,7 @@ import trio
 from .._backoff import wait_s
 from .._core.enums import PauseMode
 from ..errors import ServerError
-from ._calls import Unreachable, call, is_ready, load, model_info, on_each
+from ._calls import Reply, Unreachable, call, is_ready, load, model_info, on_each
 from ._fleet import Fleet
 from ._leave import REPEAT_S
 from ._server import Server
@@ -31,7 +31,13 @@ async def pause(fleet: Fleet, mode: PauseMode, *, seconds: float) -> None:
     """Pause every server that is not lost; see ``InferenceServers.pause``."""
 
     async def ask(server: Server) -> None:
-        reply = await call(server, "POST", PAUSE, pause_body(mode))
+        # Left without its answer, it might be carried out after the resume: that comes on another connection.
+        reply: Reply | None = None
+        with trio.move_on_after(seconds, shield=True):
+            reply = await call(server, "POST", PAUSE, pause_body(mode))
+        if reply is None:
+            server.pause_unanswered = True
+            raise ServerError(f"no answer within {seconds:g} s")
         if not reply.ok:
             raise reply.error()
 

@@ -24,7 +24,11 @@ async def _recover(fleet: Fleet, server: Server) -> None:
         if server.paused:
             return
     if not await is_ready(server):
+        server.paused = (
+            server.pause_unanswered
+        )  # then that pause was carried out only now: resume it with the next look
         return
+    server.pause_unanswered = False
     server.naming.observe((await model_info(server)).weight_version)
     if server.lost is not None:
         _log.warning("server %s is back (it was lost: %s)", server.url, server.lost)

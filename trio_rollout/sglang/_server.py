@@ -47,6 +47,8 @@ class Server:
     """It named a version that is not the one it should have; the probe will ask."""
     paused: bool = False
     """It may be paused: a pause was sent, and no resume has been acknowledged."""
+    pause_unanswered: bool = False
+    """A pause was sent that it has not answered: it may still be carried out, after a resume."""
     busy_until: float = 0.0
     orphans: deque[float] = attrs.field(factory=deque, repr=False)
     """When orphans were counted here that may still run."""
