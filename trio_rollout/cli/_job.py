@@ -62,7 +62,7 @@ def _same_of(options: RunOptions) -> Mapping[str, str]:
         "temperature": str(options.temperature),
         "top_p": str(options.top_p),
         "top_k": str(options.top_k),
-        "stop": repr(options.stop),
+        "stop": ", ".join(map(repr, options.stop)) or "none",
     }
 
 
