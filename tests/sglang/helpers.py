@@ -1,10 +1,14 @@
 """What the tests of the client share: a client of a few fake servers, in memory or over sockets."""
 
 import random
+import ssl
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
 
 import attrs
+import trio
 
 from trio_rollout import Ports, SamplingParams
 from trio_rollout.sglang import ServerSettings, SGLangServers, open_sglang_servers
@@ -68,3 +72,22 @@ class Asked:
     rid: str
     request: object
     version_of: object
+
+
+CERTIFICATE = Path(__file__).with_name("localhost.pem")  # self-signed, for localhost and nothing else
+
+
+@asynccontextmanager
+async def tls_fake(*plan):
+    """A fake server behind TLS; yields it with its URL."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(CERTIFICATE)
+    fake = FakeSGLang(plan)
+    async with trio.open_nursery() as nursery:
+        serve = partial(trio.serve_ssl_over_tcp, fake.serve, 0, context, host="127.0.0.1", https_compatible=True)
+        (listener,) = await nursery.start(serve)
+        fake.url = f"https://localhost:{listener.transport_listener.socket.getsockname()[1]}"
+        try:
+            yield fake
+        finally:
+            nursery.cancel_scope.cancel()

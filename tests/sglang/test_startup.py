@@ -3,10 +3,7 @@
 import json
 import random
 import socket
-import ssl
-from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 
 import pytest
 import trio
@@ -17,7 +14,7 @@ from trio_rollout.sglang import ServerSettings, open_sglang_servers
 from trio_rollout.sglang._http import parse_url
 from trio_rollout.testing import FakeSGLang, Fault, Reply, Run, open_fake_sglang, open_sim_net
 
-from .helpers import EXPECTED, FIVE, PROMPT, PROMPT_LINK, SETTINGS, memory_world, socket_world
+from .helpers import CERTIFICATE, EXPECTED, FIVE, PROMPT, PROMPT_LINK, SETTINGS, memory_world, socket_world, tls_fake
 
 
 async def opened(*urls, **options):
@@ -373,25 +370,6 @@ def test_settings_out_of_range_name_field_value_and_range(wrong):
 
 
 # --- https
-
-
-CERTIFICATE = Path(__file__).with_name("localhost.pem")  # self-signed, for localhost and nothing else
-
-
-@asynccontextmanager
-async def tls_fake(*plan):
-    """A fake server behind TLS; yields it with its URL."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(CERTIFICATE)
-    fake = FakeSGLang(plan)
-    async with trio.open_nursery() as nursery:
-        serve = partial(trio.serve_ssl_over_tcp, fake.serve, 0, context, host="127.0.0.1", https_compatible=True)
-        (listener,) = await nursery.start(serve)
-        fake.url = f"https://localhost:{listener.transport_listener.socket.getsockname()[1]}"
-        try:
-            yield fake
-        finally:
-            nursery.cancel_scope.cancel()
 
 
 async def test_https_does_what_http_does():

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Final, final
 
 import attrs
+import httpx  # noqa: ASYNC127  the client users have
 import trio
 
 from .._core.enums import PauseMode
@@ -29,7 +30,8 @@ from ._http import Connector, socket_connector
 from ._probe import probe
 from ._reaper import reap
 from ._settings import ServerSettings
-from ._startup import context_length_of, discover, meet, servers_of, vocab_size_of
+from ._startup import context_length_of, discover, meet, proxy_of, servers_of, vocab_size_of
+from ._transport import ServersTransport
 from ._wire import RequestEncoder, checked_ids
 
 _log: Final = logging.getLogger("trio_rollout.sglang")
@@ -175,6 +177,16 @@ class SGLangServers:
         """Counts of this moment."""
         return self._fleet.statistics()
 
+    def httpx_transport(self) -> httpx.AsyncBaseTransport:
+        """A transport for ``httpx`` and ``httpx2`` clients over these servers' connections: libraries that want such a client run on Trio.
+
+        ``openai.AsyncOpenAI(base_url="http://servers/v1", http_client=httpx2.AsyncClient(transport=...))``. The host
+        ``servers`` stands for the least loaded of them, a server's own URL for itself; everything else is refused. Nothing is
+        sent to a paused or lost server: a request waits. The whole answer is read before the client gets it, so a streamed
+        one comes in one piece. A cancelled request's connection is closed: only ``generate`` knows how to abort.
+        """
+        return ServersTransport(self._fleet)
+
 
 async def _serve(fleet: Fleet, *, task_status: trio.TaskStatus[None]) -> None:
     async with trio.open_nursery() as nursery:
@@ -218,7 +230,7 @@ async def open_sglang_servers(
 
     """
     if connect is None:
-        connect = socket_connector(settings.ca_file)
+        connect = socket_connector(settings.ca_file, proxy_of(settings))
     if router is not None:
         urls = [*urls, *await discover(router, settings, connect)]
     loaded = await run_sync(load_tokenizer, tokenizer) if isinstance(tokenizer, str | Path) else tokenizer

@@ -19,7 +19,9 @@ class ServerSettings:
     after what it asked for, up to ``retry_after_max``; the caller's deadline ends it. ``idle``: idle connections are closed
     after so long, below the 5 s after which SGLang closes them itself; at most ``max_idle`` are kept per server.
     ``affinity_keys``: how many session keys are remembered. ``api_key`` is sent as a bearer token.
-    ``ca_file``: certificates to trust for ``https`` in place of the system's. ``resume_at_start``: resume a server that is
+    ``ca_file``: certificates to trust for ``https`` in place of the system's. ``proxy``: an HTTP proxy
+    (``http://host:port``, without a user) through which every server is reached with CONNECT, over http too; the environment's
+    is not read. ``resume_at_start``: resume a server that is
     not ready when the client is opened; right if nobody else uses it, because a run that was killed inside a weight update
     leaves its servers paused.
 
@@ -42,4 +44,5 @@ class ServerSettings:
     affinity_keys: int = attrs.field(default=65536, validator=whole(1))
     resume_at_start: bool = False
     ca_file: str | None = None
+    proxy: str | None = None
     api_key: str | None = attrs.field(default=None, repr=False)

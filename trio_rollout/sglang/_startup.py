@@ -10,7 +10,7 @@ import msgspec
 from .._threads import RunSync
 from ..errors import ServerError, SettingsError
 from ._calls import context_length, is_ready, model_info, on_each, workers
-from ._http import Connector, parse_url
+from ._http import Address, Connector, parse_url
 from ._server import Server, new_server
 from ._settings import ServerSettings
 from ._wire import ModelInfo
@@ -39,6 +39,21 @@ async def discover(router: str, settings: ServerSettings, connect: Connector) ->
     if not found:
         raise ServerError(f"router {router} has no workers")
     return found
+
+
+def proxy_of(settings: ServerSettings) -> Address | None:
+    """Where the proxy of the settings is, if there is one.
+
+    Raises:
+      SettingsError: its URL is not ``http://host:port``.
+
+    """
+    if settings.proxy is None:
+        return None
+    address = parse_url(settings.proxy)
+    if address.tls or address.prefix or address.unix_path is not None:
+        raise SettingsError(f"proxy: got {settings.proxy!r}, allowed: http://host:port")
+    return address
 
 
 def servers_of(urls: Sequence[str], settings: ServerSettings, connect: Connector) -> Sequence[Server]:

@@ -26,6 +26,9 @@ from ._exchange import Exchange as Exchange
 from ._exchange import post_head as post_head
 from ._exchange import post_request as post_request
 from ._httpx import PoolTransport as PoolTransport
+from ._httpx import carry as carry
+from ._httpx import library_of as library_of
+from ._httpx import limits_of as limits_of
 from ._pool import Pool as Pool
 from ._reader import Response as Response
 from ._tls import socket_connector as socket_connector

@@ -3,6 +3,7 @@
 Not httpx, so that an ``https`` request can be left, aborted and read on like any other.
 """
 
+import socket
 import ssl
 from typing import final
 
@@ -11,6 +12,7 @@ import trio
 from ._address import Address
 from ._connection import Connection, Connector
 from ._sockets import SocketConnection, open_socket
+from ._tunnel import open_tunnel
 
 
 @final
@@ -82,16 +84,15 @@ async def _handshake(stream: ssl.SSLSocket) -> None:
         await wait(stream)
 
 
-async def connect_tls(address: Address, context: ssl.SSLContext) -> TlsConnection:
-    """Connect, shake hands and verify the server's certificate.
+async def connect_tls(sock: socket.socket, address: Address, context: ssl.SSLContext) -> TlsConnection:
+    """Shake hands over a connected socket, which is taken over, and verify the server's certificate.
 
-    Blocks until that is done; has no deadline of its own. Cancelled or failed, no socket stays open.
+    Blocks until that is done; has no deadline of its own. Cancelled or failed, the socket is closed.
 
     Raises:
-      OSError: it could not be connected to, or its certificate is not accepted.
+      OSError: its certificate is not accepted.
 
     """
-    sock = await open_socket(address)
     try:
         stream = context.wrap_socket(sock, server_hostname=address.host, do_handshake_on_connect=False)
     except BaseException:
@@ -105,16 +106,31 @@ async def connect_tls(address: Address, context: ssl.SSLContext) -> TlsConnectio
     return TlsConnection(stream)
 
 
-def socket_connector(ca_file: str | None = None) -> Connector:
-    """A connector over real sockets. ``ca_file``: certificates to trust for https in place of the system's."""
+def _context_over(sock: socket.socket, ca_file: str | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def socket_connector(ca_file: str | None = None, proxy: Address | None = None) -> Connector:
+    """A connector over real sockets, through ``proxy`` if there is one; a unix socket needs none.
+
+    ``ca_file``: certificates to trust for https in place of the system's.
+    """
     context: ssl.SSLContext | None = None
 
     async def connect(address: Address) -> Connection:
         nonlocal context
+        if proxy is None or address.unix_path is not None:
+            sock = await open_socket(address)
+        else:
+            sock = await open_tunnel(proxy, address)
         if not address.tls:
-            return SocketConnection(await open_socket(address))
+            return SocketConnection(sock)
         if context is None:  # reading the system's certificates takes some 20 ms: not unless they are needed
-            context = ssl.create_default_context(cafile=ca_file)
-        return await connect_tls(address, context)
+            context = _context_over(sock, ca_file)
+        return await connect_tls(sock, address, context)
 
     return connect
