@@ -11,7 +11,7 @@ from pathlib import Path
 
 import attrs
 import click
-from harness.arms import AIOHTTP, ARMS, CONTROL, HTTPX, OURS
+from harness.arms import AIOHTTP, AIOHTTP_UVLOOP, ARMS, CONTROL, HTTPX, OURS
 from harness.fake import Latency, fake_server
 from harness.report import Report, header, lines, options, say_to_stderr
 from harness.rounds import Arm, Cell, Run, figures_of, median_of, ratio, run_cells
@@ -47,7 +47,8 @@ def latency_of(slots: int, tokens: int) -> Latency:
 def arms_of(slots: int, tokens: int) -> Iterable[Arm]:
     """Everybody who takes part in a cell."""
     for arm in ARMS:
-        if arm != HTTPX or slots <= HTTPX_MOST:
+        with_target = (slots, tokens) in {*CLIENT_CELLS, TRANSPORT_CELL}
+        if slots <= HTTPX_MOST if arm == HTTPX else with_target if arm == AIOHTTP_UVLOOP else True:
             yield Arm(name=arm, world=arm, job="steady")
     if (slots, tokens) in CLIENT_CELLS:
         yield Arm(name=CLIENT, world=OURS, job="bare")
@@ -65,7 +66,8 @@ def cell_of(slots: int, tokens: int, *, window: float, rounds: int) -> Cell:
         tokens=tokens,
         per_group=per_group,
         batch=1 if slots == 1 else 8,
-        warm=max(slots, 20),
+        warm=max(20, slots if slots <= 64 else slots // 2),
+        answers=100 if tokens == 8192 else min(1000, max(200, slots)),
         window=window,
         limit=90,
     )
@@ -88,8 +90,8 @@ def cells_of(*, quick: bool, rounds: int | None) -> list[Cell]:
         for slots in SLOTS:
             if slots <= MOST.get(tokens, slots):
                 target = (slots, tokens) in CLIENT_CELLS or (slots, tokens) == TRANSPORT_CELL
-                found.append(cell_of(slots, tokens, window=3.0, rounds=rounds or (3 if target else 1)))
-    return found
+                found.append(cell_of(slots, tokens, window=2.0, rounds=rounds or (3 if target else 1)))
+    return sorted(found, key=lambda cell: -cell.rounds)  # interrupted, it has the targets
 
 
 def left_out() -> list[str]:
@@ -102,6 +104,7 @@ def left_out() -> list[str]:
     ]
     return [
         *missing,
+        f"{AIOHTTP_UVLOOP} (with json) where there is no target",
         f"{HTTPX} above {HTTPX_MOST} in flight: its pool's bookkeeping is quadratic in connections, and it collapses",
     ]
 

@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import starmap
 from pathlib import Path
 from typing import Any
@@ -112,20 +112,26 @@ def run_once(server: FakeServer, cell: Cell, arm: Arm, number: int) -> Run:
 
 
 def run_cells(server: FakeServer, cells: Sequence[Cell], *, say: Callable[[str], None]) -> list[Run]:
-    """All cells, round by round, the arms of a cell next to each other."""
+    """All cells, round by round, the arms of a cell next to each other. Interrupted (Ctrl-C): what there is until then."""
     runs: list[Run] = []
     begun = time.monotonic()
+    try:
+        for number, cell, arm in _order(cells):
+            run = run_once(server, cell, arm, number)
+            runs.append(run)
+            what = run.failed or ", ".join(filter(None, starmap(_shown, run.figures.items())))
+            say(f"{time.monotonic() - begun:5.0f} s  round {number + 1}  {cell.name}  {arm.name}: {what[:160]}")
+    except KeyboardInterrupt:
+        say("interrupted: the report is of what was done")
+    return runs
+
+
+def _order(cells: Sequence[Cell]) -> Iterator[tuple[int, Cell, Arm]]:
     for number in range(max(cell.rounds for cell in cells)):
         for cell in cells:
-            if number >= cell.rounds:
-                continue
             turn = number % len(cell.arms)
-            for arm in [*cell.arms[turn:], *cell.arms[:turn]]:
-                run = run_once(server, cell, arm, number)
-                runs.append(run)
-                what = run.failed or ", ".join(filter(None, starmap(_shown, run.figures.items())))
-                say(f"{time.monotonic() - begun:5.0f} s  round {number + 1}  {cell.name}  {arm.name}: {what[:160]}")
-    return runs
+            for arm in [*cell.arms[turn:], *cell.arms[:turn]] if number < cell.rounds else ():
+                yield number, cell, arm
 
 
 def _shown(name: str, value: Any) -> str:

@@ -12,7 +12,8 @@ class Spec:
     """One run of one arm. ``slots`` counts rollouts; times are seconds.
 
     ``groups``: how many there are; None: no end. ``warm``: answers before a window begins (default: as many as slots);
-    ``window``: how long it lasts. ``limit``: when a job that has not ended is given up. ``reward_fails_mod``: the reward of
+    ``window``: how long it lasts at least, until ``answers`` have come
+    (default: as many as slots). ``limit``: when a job that has not ended is given up. ``reward_fails_mod``: the reward of
     the first try of every prompt whose number is 3 modulo this raises.
     """
 
@@ -25,6 +26,7 @@ class Spec:
     batch: int = 8
     warm: int | None = None
     window: float = 3.0
+    answers: int | None = None
     limit: float = 120.0
     group_s: float | None = 1800.0
     attempts: int = 3
