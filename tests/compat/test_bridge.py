@@ -246,7 +246,9 @@ async def test_the_body_s_exception_comes_out_as_itself(open_any):
     assert caught.value is error
 
 
-async def test_a_callback_that_exits_does_not_kill_a_loop_of_our_own(caplog):
+@pytest.mark.parametrize("kind", ["thread", "in-loop"])
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+async def test_a_callback_that_exits_does_not_kill_a_loop_of_our_own(caplog, kind, error):
     async def leave():
         asyncio.get_running_loop().call_soon(exit_now)
         await asyncio.sleep(0)
@@ -254,11 +256,12 @@ async def test_a_callback_that_exits_does_not_kill_a_loop_of_our_own(caplog):
         return "alive"
 
     def exit_now():
-        raise SystemExit(1)
+        raise error(1)
 
-    async with open_bridge("thread") as bridge:
+    async with open_bridge(kind) as bridge:
         assert await bridge.call(leave) == "alive"
-    assert "the loop goes on" in caplog.text
+        assert await bridge.call(leave) == "alive"
+    assert caplog.text.count("the loop goes on") == 2
 
 
 async def test_stopping_the_loop_does_not_stop_a_loop_of_our_own():

@@ -9,9 +9,10 @@ of 0.05). Not for processes in which a fast asyncio program runs beside the engi
 import _asyncio
 import asyncio
 import contextvars
+import logging
 from collections.abc import Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import trio
@@ -20,6 +21,8 @@ from trio_rollout._service import open_service
 
 from ._backend import Opened, Running, replies_to
 from ._errors import BridgeError
+
+_log: Final = logging.getLogger("trio_rollout.compat")
 
 
 def _trio_asyncio() -> Any:
@@ -46,6 +49,24 @@ def mend(loop: Any, base: Any) -> None:
     trio.lowlevel.enable_ki_protection(main_loop)
 
 
+def survive_exits(loop: Any, regular: type[BaseException]) -> None:
+    """Have the loop go on unless its end is ``regular``: when a bare callback raises SystemExit or KeyboardInterrupt (Ctrl-C itself never comes there).
+
+    Unmended, the loop ends without a word, and whoever waits for something on it waits for ever.
+    """
+    one_step = loop._main_loop_one
+
+    async def step(**options: Any) -> None:
+        try:
+            await one_step(**options)
+        except regular:  # a SystemExit as well
+            raise
+        except (SystemExit, KeyboardInterrupt) as error:
+            _log.error("a callback on the bridge's loop raised %r; the loop goes on", error, exc_info=error)
+
+    loop._main_loop_one = step
+
+
 @attrs.frozen
 class InLoop:
     """Run a trio-asyncio loop inside this Trio run."""
@@ -64,6 +85,7 @@ class InLoop:
 
         async def serve(*, task_status: trio.TaskStatus[asyncio.AbstractEventLoop]) -> None:
             async with package.open_loop() as loop:
+                survive_exits(loop, package._base.TrioAsyncioExit)
                 task_status.started(loop)
                 await trio.sleep_forever()
 
