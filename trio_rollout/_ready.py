@@ -41,18 +41,22 @@ class ReadyBuffer:
     @property
     def bound(self) -> int:
         """How many groups may be ready."""
-        return max(self.max_ready, self.wanted + self.due() if self.wanted else 0)
+        return max(self.max_ready, self.wanted)
 
     @property
     def entries(self) -> Sequence[Entry]:
         """The ready groups, as they came."""
         return self._entries
 
+    def _has_room(self) -> bool:
+        """A consumer that waits for a group must not be what that group waits for: it lifts the bound."""
+        return not self._bounded or len(self) < self.bound or bool(self.wanted and self.due())
+
     async def put(self, entry: Entry, group: Group) -> None:
         """Make a finished group ready, once there is room. Cancelled while it waits, it becomes ready all the same."""
         self.blocked += 1
         try:
-            await self.changed.wait_until(lambda: not self._bounded or len(self) < self.bound)
+            await self.changed.wait_until(self._has_room)
         finally:
             self.blocked -= 1
             self.book.finish(entry, group)

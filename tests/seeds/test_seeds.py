@@ -15,6 +15,7 @@ LIMIT_S = 6 * 3600.0
 ONCE_FAILED = {
     7: "pacing: a group that must be in the next batch waited for room in a full buffer, the consumer for it",
     17: "a drain that was cancelled while the source took prompts back gave them back twice",
+    104: "pacing: the buffer held more than was asked for already, so a due group still found no room",
     24: "pacing: new weights made nothing due any more, and the waiting consumer did not hear of it",
 }
 

@@ -155,7 +155,7 @@ class FakeSGLang:
                 while (request := await reader.next()) is not None:
                     if not await self._respond(stream, reader, request, number):
                         break
-        except (trio.BrokenResourceError, trio.ClosedResourceError, NotHttp):
+        except* (trio.BrokenResourceError, trio.ClosedResourceError, NotHttp):
             pass  # the client left, or a test spoke nonsense
         finally:
             del self._scopes[number]
