@@ -6,7 +6,7 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 CODE := $(wildcard trio_rollout compat tests examples benchmarks)
 
-.PHONY: setup demo test soak mutate test-kill check format setup-sglang test-sglang setup-agents test-agents setup-ray test-ray
+.PHONY: setup demo test soak bench mutate test-kill check format setup-sglang test-sglang setup-agents test-agents setup-ray test-ray
 
 setup: .venv/.installed
 
@@ -40,6 +40,16 @@ test-kill: setup
 # no reward) and a hot path that must not yield have none by design, and Trio itself fails these rules.
 FLAKE8_ASYNC := git grep -l async -- 'trio_rollout/*.py' 'compat/*.py' 'examples/*.py' \
 	| xargs -P 4 -n 12 $(BIN)/flake8-async --enable ASYNC1,ASYNC2,ASYNC9 --disable ASYNC114,ASYNC910,ASYNC911,ASYNC912
+
+# Every benchmark in its quick mode, to see that it works: tables on the terminal, JSON and plots in benchmarks/results.
+# What they measure, and the last full results: benchmarks/README.md.
+BENCH := generate long_tail cancel weight_update faults scale stalls bridge
+
+bench: setup
+	for name in $(BENCH); do $(BIN)/python benchmarks/bench_$$name.py --quick --quiet || exit 1; done
+	$(BIN)/python benchmarks/bench_commit.py --quick --dir $$(mktemp -d)
+	$(BIN)/python benchmarks/bench_sessions.py --turns 64
+	$(BIN)/python benchmarks/bench_tiny.py --rounds 1 --tokens 64
 
 # The linters, the types (mypy for the code, pyright for what users import; it finds the package through PATH), and the
 # tests that read the source: layers, sizes, public names, clean text.

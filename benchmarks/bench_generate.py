@@ -66,7 +66,7 @@ def cell_of(slots: int, tokens: int, *, window: float, rounds: int) -> Cell:
         tokens=tokens,
         per_group=per_group,
         batch=1 if slots == 1 else 8,
-        warm=max(20, slots if slots <= 64 else slots // 2),
+        warm=max(20, slots),  # the first wave, which starts all at once, is over
         answers=100 if tokens == 8192 else min(1000, max(200, slots)),
         window=window,
         limit=90,
