@@ -113,7 +113,9 @@ def test_a_stream_says_what_the_whole_answer_says(protocol, answer, cut):
     request = ChatRequest(messages=({"role": "user", "content": "x"},), model="m", stream=True)
     writer = protocol.stream("t", request)
     shown = answer.text[:cut]
-    data = writer.begin() + (writer.text(shown) if shown else b"") + writer.end(answer, answer.text[len(shown) :])
+    thoughts = answer.reasoning[:cut]
+    data = writer.begin() + (writer.thoughts(thoughts) if thoughts else b"") + (writer.text(shown) if shown else b"")
+    data += writer.end(answer, answer.text[len(shown) :], "" if shown else answer.reasoning[len(thoughts) :])
 
     events = [line[6:] for line in data.split(b"\n") if line.startswith(b"data: ") and line != b"data: [DONE]"]
     decoded = [msgspec.json.decode(event) for event in events]

@@ -11,6 +11,7 @@ from trio_rollout.errors import RequestRejected
 from trio_rollout.sessions._conversation import Conversation
 from trio_rollout.sessions._reveal import Reveal
 from trio_rollout.tiny import DATA
+from trio_rollout.tiny._reasoning import separate_reasoning
 
 TOKENIZER = load_tokenizer(DATA)
 END = TOKENIZER.eos_token_id
@@ -210,3 +211,26 @@ def test_markup_is_held_back():
 def test_a_template_that_refuses_is_a_refusal():
     with pytest.raises(RequestRejected):
         Conversation(TOKENIZER).place([{"role": "user"}], ())
+
+
+@given(
+    parts=st.lists(st.sampled_from(["</think>", "<tool_call>", "hm", " and", "\n", "漢", " ", "yes."]), max_size=12),
+    begins=st.sampled_from(["", "<think>"]),
+    begins_inside=st.booleans(),
+    answers=st.lists(st.booleans(), min_size=40, max_size=40),
+)
+def test_what_flows_as_thoughts_or_text_is_what_the_parser_says_in_the_end(parts, begins, begins_inside, answers):
+    """Whatever is sampled, token by token, and whenever the parser answers: nothing is shown that must be taken back."""
+    reveal = Reveal(TOKENIZER, marked_up=True, thinks=True)
+    written = begins + "".join(parts)
+    ids = TOKENIZER.encode(written, add_special_tokens=False)
+
+    for upto in range(1, len(ids) + 1):
+        reveal.feed(ids[:upto])
+        while reveal.question is not None and answers and answers.pop():
+            parsed = separate_reasoning(reveal.question, begins_inside=begins_inside)
+            reveal.learn(parsed["reasoning_text"], parsed["text"])
+
+    final = separate_reasoning(written, begins_inside=begins_inside)
+    assert final["reasoning_text"].startswith(reveal.thoughts)
+    assert final["text"].lstrip().startswith(reveal.text)

@@ -19,6 +19,10 @@ answer = "<think>I have to look.</think>Let me look."
 calls = [{ name = "weather", arguments = { city = "Paris" } }]
 
 [[rules]]
+contains = "count"
+answer = "BEGINI count: one two three four five six seven eight nine ten</think>Counted: one two three four five six seven eight nine ten"
+
+[[rules]]
 contains = "endless"
 answer = "<think>and then, and then, and then"
 
@@ -30,9 +34,10 @@ WEATHERS = [{"role": "user", "content": "the weather, please"}]
 
 
 @pytest.fixture
-def script(tmp_path):
+def script(tmp_path, request):
     path = tmp_path / "thoughts.toml"
-    path.write_text(SCRIPT, encoding="utf-8")
+    begins_inside = "deepseek" in request.node.name
+    path.write_text(SCRIPT.replace("BEGIN", "" if begins_inside else "<think>"), encoding="utf-8")
     return path
 
 
@@ -133,3 +138,28 @@ async def test_thoughts_that_never_end_are_no_text(think):
             assert not "".join(choice.delta.content or "" for choice in streamed)
 
     await think(agent)
+
+
+@pytest.mark.parametrize("parser", ["qwen3", "deepseek-r1"])
+async def test_thoughts_and_text_flow_while_they_are_sampled(run_agent_once, parser):
+    """What is thoughts is the servers' parser's word, also where a model begins in the middle of them."""
+    flow, words = [], "one two three four five six seven eight nine ten "
+
+    async def agent(session):
+        async with openai_of(session) as client:
+            ask = {"model": "policy", "messages": [{"role": "user", "content": "count"}], "max_tokens": 400}
+            async for chunk in await client.chat.completions.create(**ask, stream=True):
+                delta = chunk.choices[0].delta
+                if delta.content:
+                    flow.append(("text", delta.content))
+                if getattr(delta, "reasoning_content", None):
+                    flow.append(("thoughts", delta.reasoning_content))
+
+    await run_agent_once(agent, tiny={"reasoning_parser": parser, "step_delay": 0.05}, patience=120)
+
+    kinds = [kind for kind, _ in flow]
+    said = {kind: "".join(part for other, part in flow if other == kind) for kind in ("thoughts", "text")}
+    assert said == {"thoughts": f"I count: {words}".strip(), "text": f"Counted: {words}".strip()}
+    assert kinds == sorted(kinds, reverse=True), "thoughts first"
+    assert kinds.count("thoughts") > 2
+    assert kinds.count("text") > 2

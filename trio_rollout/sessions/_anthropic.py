@@ -123,7 +123,8 @@ class Messages:
 class _Stream:
     turn: str
     request: ChatRequest
-    _open: bool = attrs.field(default=False, init=False)
+    _open: str = attrs.field(default="", init=False)
+    _spoke: bool = attrs.field(default=False, init=False)
     _index: int = attrs.field(default=0, init=False)
 
     def begin(self) -> bytes:
@@ -132,17 +133,21 @@ class _Stream:
         message = {**_head(self.turn, self.request), "content": [], **end, "usage": usage}
         return _named({"type": "message_start", "message": message})
 
-    def text(self, delta: str) -> bytes:
-        opened = b"" if self._open else self._start({"type": "text", "text": ""})
-        self._open = True
-        return opened + self._delta({"type": "text_delta", "text": delta})
+    def thoughts(self, delta: str) -> bytes:
+        if self._spoke:
+            return b""  # thoughts that come after text have no place in front of it any more
+        opened = self._opened({"type": "thinking", "thinking": "", "signature": ""})
+        return opened + self._delta({"type": "thinking_delta", "thinking": delta})
 
-    def end(self, answer: Answer, rest: str) -> bytes:
-        parts = list(self._thinking(answer.reasoning))
-        if rest or not (self._open or answer.calls):
+    def text(self, delta: str) -> bytes:
+        self._spoke = True
+        return self._opened({"type": "text", "text": ""}) + self._delta({"type": "text_delta", "text": delta})
+
+    def end(self, answer: Answer, rest: str, thoughts: str) -> bytes:
+        parts = [self.thoughts(thoughts)] if thoughts else []
+        if rest or not (self._spoke or answer.calls):
             parts.append(self.text(rest))
-        if self._open:
-            parts.append(self._stop())
+        parts.append(self._closed())
         for call in answer.calls:
             parts += self._call(call)
         end = _named({"type": "message_delta", "delta": _end(answer), "usage": _usage(answer)})
@@ -155,11 +160,16 @@ class _Stream:
     def fail(self, refusal: Refusal) -> bytes:
         return _named(Messages().error(refusal))
 
-    def _thinking(self, reasoning: str) -> Iterator[bytes]:
-        if reasoning and not self._open:  # thoughts that come after text have no place in front of it any more
-            yield self._start({"type": "thinking", "thinking": "", "signature": ""})
-            yield self._delta({"type": "thinking_delta", "thinking": reasoning})
-            yield self._stop()
+    def _opened(self, block: dict[str, Any]) -> bytes:
+        """The block is open: the one before it is closed, if it is another."""
+        if self._open == block["type"]:
+            return b""
+        closed = self._closed()
+        self._open = block["type"]
+        return closed + self._start(block)
+
+    def _closed(self) -> bytes:
+        return self._stop() if self._open else b""
 
     def _start(self, block: dict[str, Any]) -> bytes:
         return _named({"type": "content_block_start", "index": self._index, "content_block": block})
@@ -168,7 +178,7 @@ class _Stream:
         return _named({"type": "content_block_delta", "index": self._index, "delta": delta})
 
     def _stop(self) -> bytes:
-        self._open = False
+        self._open = ""
         self._index += 1
         return _named({"type": "content_block_stop", "index": self._index - 1})
 

@@ -194,18 +194,18 @@ class _Turns:
         writer = self.protocol.stream(turn.id, request)
         await exchange.begin_events()
         await exchange.events(writer.begin())
-        shown = ""
+        thoughts = shown = ""
         while not turn.is_over:
+            thought, thoughts = turn.reveal.thoughts[len(thoughts) :], turn.reveal.thoughts
             delta, shown = turn.reveal.text[len(shown) :], turn.reveal.text
-            await exchange.events(writer.text(delta) if delta else b"")
-            await turn.wait_for_more(len(shown))
+            data = writer.thoughts(thought) if thought else b""
+            await exchange.events(data + (writer.text(delta) if delta else b""))
+            await turn.wait_for_more(len(thoughts) + len(shown))
         if turn.answer is None:
             await exchange.events(writer.fail(_refusal(turn)), last=True)
             return
-        # A parser strips the text in front of a call; what was shown already stands at its beginning all the same.
-        text = turn.answer.text
-        rest = text[len(shown) :] if text.startswith(shown) else text.lstrip()[len(shown.lstrip()) :]
-        await self._deliver(turn, partial(exchange.events, writer.end(turn.answer, rest), last=True))
+        end = writer.end(turn.answer, _rest(turn.answer.text, shown), _rest(turn.answer.reasoning, thoughts))
+        await self._deliver(turn, partial(exchange.events, end, last=True))
 
     async def _deliver(self, turn: SessionTurn, send: Callable[[], Awaitable[None]]) -> None:
         """Send the end of an answer. From here on it counts, unless the client was seen to leave before or is stuck."""
@@ -213,6 +213,11 @@ class _Turns:
         with trio.move_on_after(self.settings.send_seconds, shield=True) as patience:
             await send()
         turn.delivered = turn.delivered or not patience.cancelled_caught
+
+
+def _rest(text: str, shown: str) -> str:
+    """What is still to be shown. A parser strips what it finds; what was shown stands at its beginning all the same."""
+    return text[len(shown) :] if text.startswith(shown) else text.lstrip()[len(shown.lstrip()) :]
 
 
 def _refusal(turn: SessionTurn) -> Refusal:

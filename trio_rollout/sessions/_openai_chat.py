@@ -149,11 +149,14 @@ class _Stream:
     def begin(self) -> bytes:
         return self._chunk({"role": "assistant", "content": ""})
 
+    def thoughts(self, delta: str) -> bytes:
+        return self._chunk({"reasoning_content": delta})
+
     def text(self, delta: str) -> bytes:
         return self._chunk({"content": delta})
 
-    def end(self, answer: Answer, rest: str) -> bytes:
-        parts = [self._chunk({"reasoning_content": answer.reasoning})] if answer.reasoning else []
+    def end(self, answer: Answer, rest: str, thoughts: str) -> bytes:
+        parts = [self.thoughts(thoughts)] if thoughts else []
         if rest:
             parts.append(self.text(rest))
         parts += [self._chunk({"tool_calls": [{"index": at, **call}]}) for at, call in enumerate(_calls(answer))]

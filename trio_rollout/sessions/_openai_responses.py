@@ -1,38 +1,17 @@
 """OpenAI's Responses API."""
 
-from collections.abc import Iterator
 from typing import Any, Final, final
 
 import attrs
 import msgspec
 
-from ._conversation import arguments_of
 from ._openai_chat import ChatCompletions, limit_of
-from ._protocol import at_least_one_message, decoded, event, function_tool, joined, key_of, refuse_unless_text
+from ._openai_items import Item, messages_of
+from ._protocol import at_least_one_message, decoded, event, function_tool, key_of
 from ._refusal import Refusal
 from ._values import Answer, ChatRequest, Finish, Message
 
 _RESPONSE: Final = "resp_"
-_TEXT: Final = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
-
-
-class _Part(msgspec.Struct):
-    type: str
-    text: str = ""
-    refusal: str = ""
-
-
-class _Item(msgspec.Struct):
-    """An input item of any kind; which fields count depends on its type."""
-
-    type: str = "message"
-    role: str = "user"
-    content: str | list[_Part] | None = None
-    summary: list[_Part] | None = None
-    call_id: str = ""
-    name: str = ""
-    arguments: str = "{}"
-    output: str | list[_Part] | None = None
 
 
 class _Tool(msgspec.Struct):
@@ -43,7 +22,7 @@ class _Tool(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    input: str | list[_Item]
+    input: str | list[Item]
     model: str = ""
     instructions: str | None = None
     tools: list[_Tool] | None = None
@@ -67,13 +46,13 @@ class Responses:
         asked: _Body = decoded(body, _Body)
         if asked.conversation is not None or asked.background:
             raise Refusal(400, "conversation and background are not supported: name a previous_response_id, and wait")
-        items = [_Item(content=asked.input)] if isinstance(asked.input, str) else asked.input
+        items = [Item(content=asked.input)] if isinstance(asked.input, str) else asked.input
         at_least_one_message(items)
         first: list[Message] = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
         # Tools of other types are the API's own (web search, …): nobody here could run them.
         tools = [] if asked.tool_choice == "none" else [tool for tool in asked.tools or () if tool.type == "function"]
         return ChatRequest(
-            messages=(*first, *_messages(items)),
+            messages=(*first, *messages_of(items)),
             tools=tuple(function_tool(tool.name or "", tool.description or "", tool.parameters) for tool in tools),
             max_tokens=limit_of(asked.max_output_tokens),
             temperature=asked.temperature,
@@ -104,6 +83,8 @@ class _Stream:
     turn: str
     request: ChatRequest
     _shown: str = attrs.field(default="", init=False)
+    _thought: str = attrs.field(default="", init=False)
+    _thinking: bool = attrs.field(default=False, init=False)
     _open: bool = attrs.field(default=False, init=False)
     _index: int = attrs.field(default=0, init=False)
     _sequence: int = attrs.field(default=0, init=False)
@@ -114,19 +95,25 @@ class _Stream:
             "response.in_progress", response=response
         )
 
+    def thoughts(self, delta: str) -> bytes:
+        if self._open:
+            return b""  # thoughts that come after text have no place in front of it any more
+        opened = b"" if self._thinking else self._open_thoughts()
+        self._thought += delta
+        return opened + self._event("response.reasoning_text.delta", **self._part("rs_"), delta=delta)
+
     def text(self, delta: str) -> bytes:
-        opened = b"" if self._open else self._open_message()
+        opened = b"" if self._open else self._close_thoughts() + self._open_message()
         self._shown += delta
         return opened + self._event("response.output_text.delta", **self._part(), delta=delta, logprobs=[])
 
-    def end(self, answer: Answer, rest: str) -> bytes:
-        parts: list[bytes] = []
+    def end(self, answer: Answer, rest: str, thoughts: str) -> bytes:
+        parts: list[bytes] = [self.thoughts(thoughts)] if thoughts else []
         items = _output(answer)
-        if answer.reasoning and not self._open:
-            parts.append(self._whole_item(items[0]))
         if rest or self._open or not answer.calls:
             last = self.text(rest) if rest or not self._open else b""
             parts += [last, self._close_message(answer)]
+        parts.append(self._close_thoughts())
         parts += [self._call(item) for item in items if item["type"] == "function_call"]
         kind = "response.incomplete" if answer.finish is Finish.LENGTH else "response.completed"
         parts.append(self._event(kind, response=_response(self.turn, self.request, answer)))
@@ -139,6 +126,22 @@ class _Stream:
             "error": {"code": kind, "message": refusal.message},
         }
         return self._event("response.failed", response=failed)
+
+    def _open_thoughts(self) -> bytes:
+        self._thinking = True
+        item = {**_thoughts_item(self.turn, ""), "content": []}
+        return self._event("response.output_item.added", output_index=self._index, item=item) + self._event(
+            "response.content_part.added", **self._part("rs_"), part={"type": "reasoning_text", "text": ""}
+        )
+
+    def _close_thoughts(self) -> bytes:
+        if not self._thinking:
+            return b""
+        self._thinking = False
+        part = {"type": "reasoning_text", "text": self._thought}
+        done = self._event("response.reasoning_text.done", **self._part("rs_"), text=self._thought)
+        done += self._event("response.content_part.done", **self._part("rs_"), part=part)
+        return done + self._item_done(_thoughts_item(self.turn, self._thought))
 
     def _open_message(self) -> bytes:
         self._open = True
@@ -164,15 +167,12 @@ class _Stream:
             self._item_done(item),
         ])
 
-    def _whole_item(self, item: dict[str, Any]) -> bytes:
-        return self._event("response.output_item.added", output_index=self._index, item=item) + self._item_done(item)
-
     def _item_done(self, item: dict[str, Any]) -> bytes:
         self._index += 1
         return self._event("response.output_item.done", output_index=self._index - 1, item=item)
 
-    def _part(self) -> dict[str, Any]:
-        return {"item_id": f"msg_{self.turn}", "output_index": self._index, "content_index": 0}
+    def _part(self, kind: str = "msg_") -> dict[str, Any]:
+        return {"item_id": f"{kind}{self.turn}", "output_index": self._index, "content_index": 0}
 
     def _event(self, kind: str, /, **fields: Any) -> bytes:
         self._sequence += 1
@@ -183,6 +183,11 @@ def _text_part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
+def _thoughts_item(turn: str, text: str) -> dict[str, Any]:
+    content = [{"type": "reasoning_text", "text": text}]
+    return {"id": f"rs_{turn}", "type": "reasoning", "summary": [], "content": content}
+
+
 def _message_item(turn: str, text: str) -> dict[str, Any]:
     content = [_text_part(text)]
     return {"id": f"msg_{turn}", "type": "message", "role": "assistant", "status": "completed", "content": content}
@@ -191,8 +196,7 @@ def _message_item(turn: str, text: str) -> dict[str, Any]:
 def _output(answer: Answer) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if answer.reasoning:
-        thoughts = [{"type": "reasoning_text", "text": answer.reasoning}]
-        items.append({"id": f"rs_{answer.id}", "type": "reasoning", "summary": [], "content": thoughts})
+        items.append(_thoughts_item(answer.id, answer.reasoning))
     if answer.text or not answer.calls:
         items.append(_message_item(answer.id, answer.text))
     items += [
@@ -240,46 +244,3 @@ def _usage(answer: Answer) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": answer.prompt_tokens + answer.output_tokens,
     }
-
-
-def _messages(items: list[_Item]) -> Iterator[Message]:
-    """Items that belong to one answer (thoughts, text, calls) become one message again."""
-    answer: dict[str, Any] | None = None
-    for place, item in enumerate(items):
-        if item.type in {"reasoning", "function_call"} or (item.type == "message" and item.role == "assistant"):
-            answer = answer or {"role": "assistant", "content": ""}
-            _add_to(answer, item, f"input[{place}]")
-            continue
-        if answer is not None:
-            yield answer
-            answer = None
-        yield _other(item, f"input[{place}]")
-    if answer is not None:
-        yield answer
-
-
-def _add_to(answer: dict[str, Any], item: _Item, where: str) -> None:
-    if item.type == "reasoning":
-        if thoughts := joined([_text(item.summary, where), _text(item.content, where)]):
-            answer["reasoning_content"] = thoughts
-    elif item.type == "function_call":
-        function = {"name": item.name, "arguments": arguments_of(item.arguments)}
-        answer.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
-    else:
-        answer["content"] = joined([answer["content"], _text(item.content, where)])
-
-
-def _other(item: _Item, where: str) -> Message:
-    if item.type == "function_call_output":
-        return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output, where)}
-    if item.type != "message":
-        raise Refusal(400, f"{where}: items of type {item.type!r} are not supported")
-    return {"role": "system" if item.role == "developer" else item.role, "content": _text(item.content, where)}
-
-
-def _text(content: str | list[_Part] | None, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    for part in content:
-        refuse_unless_text(part.type, _TEXT, where)
-    return joined(part.text or part.refusal for part in content)

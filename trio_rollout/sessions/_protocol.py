@@ -17,12 +17,16 @@ class StreamWriter(Protocol):
         """What comes before the text."""
         ...
 
+    def thoughts(self, delta: str) -> bytes:
+        """More of the thoughts, which come before the text."""
+        ...
+
     def text(self, delta: str) -> bytes:
         """More text."""
         ...
 
-    def end(self, answer: Answer, rest: str) -> bytes:
-        """The rest of the text, and everything that is only known at the end."""
+    def end(self, answer: Answer, rest: str, thoughts: str) -> bytes:
+        """The rest of the text and of the thoughts, and everything that is only known at the end."""
         ...
 
     def fail(self, refusal: Refusal) -> bytes:

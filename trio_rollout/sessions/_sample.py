@@ -37,7 +37,16 @@ class Sampler:
         """What shows an answer to this request while it is sampled."""
         stop = (*self.sampling.stop, *request.stop)
         marked_up = self.parser.takes_apart(request.tools)
-        return Reveal(self.conversation.tokenizer, marked_up, stop, held=self.parser.finds_thoughts)
+        return Reveal(self.conversation.tokenizer, marked_up, stop, thinks=self.parser.finds_thoughts)
+
+    async def follow(self, turn: SessionTurn) -> None:
+        """While a turn is streamed, ask the servers' parser what flows, whenever markup has gone by."""
+        while (beginning := await turn.wait_for_question()) is not None:
+            try:
+                parsed = await self.parser.parse(beginning, ())
+            except ServerError:
+                return  # it is all told at the end, if there is one
+            turn.learn(parsed.reasoning, parsed.text)
 
     async def sample(self, turn: SessionTurn, rollout: Rollout) -> tuple[Answer, Stop]:
         """Sample the turn and record it. Cancelled, nothing is recorded.

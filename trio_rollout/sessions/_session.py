@@ -159,6 +159,8 @@ class GatewaySession:
         self._resendable[request.key] = turn
         while len(self._resendable) > _RESENDABLE:
             self._resendable.popitem(last=False)
+        if request.stream and turn.reveal.thinks:
+            self._nursery.start_soon(self._sampler.follow, turn)
         self._nursery.start_soon(self._run, turn, name=f"session {self.id[:8]} turn {self._started}")
         return turn
 

@@ -69,9 +69,19 @@ class SessionTurn:
             self.answer, self.error = answer, error
             self._changed.notify()
 
+    def learn(self, thoughts: str, text: str) -> None:
+        """The parser has said what flows."""
+        self.reveal.learn(thoughts, text)
+        self._changed.notify()
+
+    async def wait_for_question(self) -> str | None:
+        """Wait until the parser has to be asked about a beginning of the answer; None at the end."""
+        await self._changed.wait_until(lambda: self.is_over or self.reveal.question is not None)
+        return None if self.is_over else self.reveal.question
+
     async def wait_for_more(self, shown: int) -> None:
-        """Wait until there is more text than ``shown`` characters, or the end."""
-        await self._changed.wait_until(lambda: self.is_over or len(self.reveal.text) > shown)
+        """Wait until more than ``shown`` characters can be shown, or the end."""
+        await self._changed.wait_until(lambda: self.is_over or self.reveal.size > shown)
 
     async def wait_over(self) -> None:
         """Wait for its answer or error."""
