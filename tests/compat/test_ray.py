@@ -152,19 +152,23 @@ def test_a_node_killed_in_the_middle_costs_no_group(ray, opened):
     assert counts.acked == 90
 
 
-def test_a_lease_service_that_is_killed_goes_on_from_its_ledger(ray, opened):
-    """Killed twice, while the trainer has batches that it has not acked: none of them comes again."""
+def test_a_killed_node_and_a_lease_service_killed_twice_lose_nothing_and_repeat_nothing(ray, opened):
+    """The service goes on from its ledger; what the trainer holds and has not acked does not come again."""
     with opened(90) as rollouts:
-        held, ids = [], []
+        held, ids, processes = [], [], set()
 
         def kill_now_and_then(done):
             if done in {15, 30}:
                 ray.kill(rollouts._service, no_restart=False)
+            if done == 21:
+                kill_a_node(ray, processes)
 
         for _ in range(2):
             batch = rollouts.next_batch(4, timeout=60)
             held.append(batch)
-            ids += [group.prompt.id for group in ray.get(list(batch.groups))]
+            groups = ray.get(list(batch.groups))
+            ids += [group.prompt.id for group in groups]
+            processes |= {row.reward for group in groups for row in group.trajectories}
         more, _ = drain(ray, rollouts, after=kill_now_and_then)
         for batch in held:
             batch.ack()
@@ -175,7 +179,7 @@ def test_a_lease_service_that_is_killed_goes_on_from_its_ledger(ray, opened):
     assert counts.acked == 90
 
 
-def test_node_and_service_killed_and_the_trainer_started_again(ray, opened):
+def test_a_trainer_that_starts_again_gets_what_was_not_acked(ray, opened):
     """The second trainer finds the ledger: it gets what was not acked, and nothing that was."""
     with opened(60) as rollouts:
         acked = []
