@@ -11,11 +11,12 @@ from ._attempt import Attempt
 from ._core.enums import Status
 from ._core.sampling import SamplingParams
 from ._core.segments import segments_of, status_of
+from ._core.turns import no_room
 from ._core.values import Prompt, Trajectory, Turn
 from ._recipe import Recipe
 from ._turn import sample_turn
 from .abc import ModelInput, OnTokens, Rollout, Session
-from .errors import GenerateError
+from .errors import ContextFull, GenerateError
 
 if TYPE_CHECKING:
     from .tools import RolloutTools
@@ -35,6 +36,7 @@ class RolloutHandle:
     deadline: float
     _moved: Callable[[], None]
     tools: "RolloutTools"
+    _turns: int = attrs.field(default=0, init=False)
 
     @property
     def attempt(self) -> int:
@@ -64,21 +66,30 @@ class RolloutHandle:
         Blocks for the gate, then until the answer is there, at most ``Deadlines.turn``. Cancelled, the request is aborted
         on its server before Cancelled goes on.
 
+        Where earlier turns have filled the context, nothing is sent: the turn has no tokens and its stop is LENGTH.
+
         Raises:
-          RequestRejected: no server will take this request.
+          RequestRejected: no server will take this request; ContextFull if the prompt alone fills the context.
           ServerError: the server answered with an error or with no answer. Both can be caught; uncaught they end the
             attempt. An interrupted turn raises nothing: the attempt is cancelled.
         """
-        return await sample_turn(
-            self._attempt,
-            self._recipe,
-            input_ids,
-            self._sampling(sampling),
-            affinity=f"{self._attempt.id}#{self.attempt}.{self.index}",
-            extra={**self._prompt.extra, **extra},
-            moved=self._moved,
-            on_tokens=on_tokens,
-        )
+        try:
+            turn = await sample_turn(
+                self._attempt,
+                self._recipe,
+                input_ids,
+                self._sampling(sampling),
+                affinity=f"{self._attempt.id}#{self.attempt}.{self.index}",
+                extra={**self._prompt.extra, **extra},
+                moved=self._moved,
+                on_tokens=on_tokens,
+            )
+        except ContextFull:
+            if not self._turns:
+                raise  # the prompt itself: bad input
+            return no_room(input_ids, self.weight_version)  # the policy's own doing, and worth training on
+        self._turns += 1
+        return turn
 
     def session(self, *, sampling: SamplingParams | None = None) -> AbstractAsyncContextManager[Session]:
         """Open a session for an agent that speaks OpenAI or Anthropic over HTTP; see ``trio_rollout.sessions``.
@@ -104,7 +115,7 @@ class RolloutHandle:
         return Trajectory(
             prompt=self._prompt,
             index=self.index,
-            segments=segments_of(turns),
+            segments=segments_of([turn for turn in turns if len(turn.output_ids)] or turns),
             status=status or status_of(turns[-1].stop),
             stop=turns[-1].stop,
             turns=len(turns),

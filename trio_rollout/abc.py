@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-import attrs
 import numpy.typing as npt
 
 from ._core.arrays import IdArray
@@ -13,7 +12,7 @@ from ._core.events import Event, Recovered, RunIdentity
 from ._core.sampling import SamplingParams
 from ._core.settings import Deadlines
 from ._core.statistics import ServerStatistics
-from ._core.values import Group, Prompt, Trajectory, Turn
+from ._core.values import Drop, Group, Keep, Prompt, Trajectory, Turn
 
 if TYPE_CHECKING:
     from .tools import RolloutTools
@@ -143,18 +142,6 @@ class GroupReward(Protocol):
     async def __call__(self, group: Group, /) -> Sequence[float | Mapping[str, float]]:
         """One reward for each trajectory, in order."""
         ...
-
-
-@attrs.frozen
-class Keep:
-    """A filter's answer: deliver this group."""
-
-
-@attrs.frozen
-class Drop:
-    """A filter's answer: set this group aside, for this reason."""
-
-    reason: str
 
 
 class GroupFilter(Protocol):

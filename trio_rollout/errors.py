@@ -34,6 +34,10 @@ class RequestRejected(ServerError):
         self.status = status
 
 
+class ContextFull(RequestRejected):
+    """The prompt alone fills the model's context: there is no room for one more token."""
+
+
 class ServerBusy(ServerError):
     """The server refuses for now (408, 425, 429, 503): the same request may succeed later."""
 

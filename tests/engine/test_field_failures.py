@@ -3,8 +3,8 @@
 import pytest
 import trio
 
-from trio_rollout import Cause, EngineSettings, PauseMode, Retry
-from trio_rollout.errors import RequestRejected, RolloutError, SettingsError
+from trio_rollout import Cause, EngineSettings, PauseMode, Retry, Status, Stop
+from trio_rollout.errors import ContextFull, RequestRejected, RolloutError, SettingsError
 from trio_rollout.testing import HANG, Fail, FakeServers, Say
 
 from .conftest import take_all, world
@@ -174,3 +174,29 @@ async def test_f081_a_source_that_waits_does_not_hold_the_drain():
         began = trio.current_time()
         await w.engine.drain()
         assert trio.current_time() - began < 1
+
+
+async def test_f033_a_context_that_earlier_turns_have_filled_truncates_the_sample():
+    """The policy's own doing: a trainable sample, no failure. Its last prompt, which no server took, is not part of it."""
+
+    async def generate(prompt, rollout):
+        turns = [await rollout.generate(rollout.input)]
+        while turns[-1].stop is Stop.STOP:
+            turns.append(await rollout.generate([*turns[-1].prompt_ids, *turns[-1].output_ids, *[7] * 50]))
+        return rollout.finish(turns)
+
+    plan = lambda _, prompt: Fail(ContextFull("no room")) if len(prompt) > 50 else Say(tokens=4)
+    async with world(1, generate=generate, plan=plan) as w:
+        (group,) = await take_all(w.engine, 1)
+    for row in group.trajectories:
+        assert (row.status, row.stop, row.turns) == (Status.TRUNCATED, Stop.LENGTH, 2)
+        (segment,) = row.segments
+        assert (segment.response_length, len(segment.tokens)) == (4, 7)
+
+
+async def test_f033_a_prompt_that_fills_the_context_alone_is_bad_input():
+    async with world(1, plan=lambda *_: Fail(ContextFull("no room"))) as w:
+        assert await take_all(w.engine) == []
+        (report,) = w.engine.quarantined()
+    assert report.attempts == 1
+    assert "no room" in report.error.message

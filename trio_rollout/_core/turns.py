@@ -51,6 +51,20 @@ def merge(parts: Sequence[Turn], *, stop: Stop | None = None) -> Turn:
     )
 
 
+def no_room(prompt: Sequence[int] | np.ndarray | str, weight_version: int) -> Turn:
+    """The turn that was not sampled because its prompt fills the context."""
+    return Turn(
+        rid="",
+        prompt_ids=() if isinstance(prompt, str) else prompt,
+        output_ids=(),
+        log_probs=(),
+        text="",
+        stop=Stop.LENGTH,
+        weight_version=weight_version,
+        versions=(),
+    )
+
+
 def _tokens(parts: Sequence[Turn]) -> int:
     return sum(len(part.output_ids) for part in parts)
 

@@ -235,3 +235,15 @@ class QuarantineReport:
     cause: Cause
     attempts: int
     error: Failure
+
+
+@attrs.frozen
+class Keep:
+    """A filter's answer: deliver this group."""
+
+
+@attrs.frozen
+class Drop:
+    """A filter's answer: set this group aside, for this reason."""
+
+    reason: str

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ..._core.arrays import ID_MAX, IdArray, id_array
 from ..._core.sampling import SamplingParams
 from ...abc import ModelInput
-from ...errors import RequestRejected
+from ...errors import ContextFull, RequestRejected
 
 # Fields of a request that its sender has to control: an extra of that name is a mistake that would show much later.
 _OURS: Final = frozenset({"rid", "text", "input_ids", "sampling_params", "return_logprob", "stream", "stream_options"})
@@ -156,7 +156,7 @@ class RequestEncoder:
             return sampling
         room = self.context_length - prompt
         if room < 1:
-            raise RequestRejected(
+            raise ContextFull(
                 f"input_ids: {prompt} tokens leave no room for an answer, allowed: below the context's length "
                 f"{self.context_length}"
             )
