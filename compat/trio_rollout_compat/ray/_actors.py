@@ -18,7 +18,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError,
 from trio_rollout._backoff import wait_s
 from trio_rollout._core.settings import EngineSettings
 from trio_rollout.abc import GroupFilter, Source
-from trio_rollout.errors import EngineClosed, ServerLost
+from trio_rollout.errors import EndOfData, EngineClosed, ServerLost
 
 from .._leasing._lease import Lease, Settled
 from .._leasing._node import OpenParts, open_node
@@ -109,8 +109,14 @@ class ServiceActor:
         return await self._thread.acall(getattr(service, name), *args)
 
     async def next_batch(self, holder: str, size: int, timeout: float | None) -> Any:  # noqa: ASYNC109  the trainer's
-        """``size + 1`` values, so that each has a reference of its own: the head, the groups, None where there are fewer."""
-        head, groups = await self.ask(holder, "next_batch", size, timeout)
+        """``size + 1`` values, so that each has a reference of its own: the head, the groups, None where there are fewer.
+
+        What ends a trainer's loop comes in the head's place: Ray logs an error for each reference that nobody looks at.
+        """
+        try:
+            head, groups = await self.ask(holder, "next_batch", size, timeout)
+        except (EndOfData, TimeoutError, ServiceRestarted) as error:
+            return (error, *[None] * size)
         return (head, *groups, *[None] * (size - len(groups)))
 
     async def close(self) -> None:

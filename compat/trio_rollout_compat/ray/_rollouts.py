@@ -135,10 +135,12 @@ class RayRollouts:
     def _take(self, size: int, timeout: float | None) -> tuple[Head, tuple[Any, ...]]:
         first, *refs = self._service.next_batch.options(num_returns=size + 1).remote(self._holder, size, timeout)
         try:
-            head: Head = ray.get(first)
+            head: Head | Exception = ray.get(first)
         except KeyboardInterrupt:
             ray.cancel(first)
             raise
+        if isinstance(head, Exception):
+            raise head
         return head, tuple(refs)
 
     def _settled(self, ask: Any) -> Any:
@@ -146,6 +148,8 @@ class RayRollouts:
         while True:
             try:
                 return ask()
+            except ServiceRestarted:
+                pass
             except RayTaskError as error:
                 if not isinstance(error.cause, ServiceRestarted):
                     raise error.cause from None
