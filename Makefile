@@ -18,12 +18,16 @@ setup: .venv/.installed
 demo: setup
 	$(BIN)/python examples/tiny_rl.py --out runs/demo
 
+# Two processes: 12 minutes on two cores. A sweep of 300 whole engines and 4,000 cancel points is a half of that; what it saw
+# is printed at the end, and fails if one of the interesting states was never seen.
 test: setup
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
-# The long versions: more seeds, more kills, a million groups.
+# The long versions: SEEDS whole engines, a million groups, a million sessions. On real sockets for half an hour:
+# $(BIN)/python tests/soak/failing_servers.py --minutes 30
+SEEDS ?= 2000
 soak: setup
-	$(BIN)/pytest -m soak $(PYTEST_ARGS)
+	SEEDS=$(SEEDS) $(BIN)/pytest -n 2 --dist worksteal -m 'soak or seeds' $(PYTEST_ARGS)
 
 # Each patch of tests/mutations breaks one rule; the tests named in it must fail (four minutes).
 mutate: setup

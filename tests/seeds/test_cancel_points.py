@@ -16,7 +16,7 @@ from .faults import Faulty
 from .operations import OPERATIONS, WHOLE, Scene, finish, settings
 from .whole_world import Noting, Story
 
-pytestmark = pytest.mark.usefixtures("quiet")
+pytestmark = [pytest.mark.usefixtures("quiet"), pytest.mark.seeds]
 COUNT = 3
 SAMPLING = SamplingParams(max_new_tokens=4)
 DRAWN = 25

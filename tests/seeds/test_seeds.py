@@ -10,7 +10,7 @@ from trio_rollout.testing import SimWorld, explore
 from .coverage import SEEN
 from .whole_world import whole
 
-pytestmark = pytest.mark.usefixtures("quiet")
+pytestmark = [pytest.mark.usefixtures("quiet"), pytest.mark.seeds]
 LIMIT_S = 6 * 3600.0
 ONCE_FAILED = {
     7: "pacing: a group that must be in the next batch waited for room in a full buffer, the consumer for it",
