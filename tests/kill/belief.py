@@ -7,6 +7,7 @@ import attrs
 
 from trio_rollout._core.lifecycle import State
 from trio_rollout._core.values import GroupId
+from trio_rollout.errors import LedgerError
 from trio_rollout.ledger import GroupSummary, LedgerReader, read_ledger
 from trio_rollout.ledger._codec import encode_group
 
@@ -68,13 +69,14 @@ class Belief:
 
     def check(self) -> None:
         """Compare the ledger with what was said and with what it was at the last check."""
-        if not (self.path / "ledger.db").exists():
-            self.note(UNSETTLED, set(range(self.pulled)))
-            return
+        try:
+            self._check()
+        except LedgerError as error:
+            if self.pulled:  # else the first life was killed while it made the ledger
+                self.problems.append(f"the ledger can't be read: {error}")
+
+    def _check(self) -> None:
         with read_ledger(self.path) as reader:
-            if reader.identity() is None:  # killed while it was made
-                self.note(UNSETTLED, set(range(self.pulled)))
-                return
             rows = {self._place_of(one.id): one for one in reader.summaries()}
             self._check_counts(rows, reader.counts())
             self._check_bodies(rows, reader)

@@ -17,7 +17,8 @@ from .servers import tiny_server
 
 ROOT = Path(__file__).parents[2]
 PROMPTS, EPOCHS = 40, 2
-LONGEST_S = 1.4
+LONGEST_S, AT_MOST_S = 1.4, 8.0
+"""The longest life: on a quiet machine, and on one so busy that shorter ones come to nothing."""
 
 
 @attrs.define(eq=False)
@@ -59,6 +60,7 @@ class Cycles:
     urls: tuple[str, ...]
     counts: Counter[str] = attrs.field(factory=Counter)
     problems: list[str] = attrs.field(factory=list)
+    _longest_s: float = attrs.field(default=LONGEST_S, init=False)
     _rng: random.Random = attrs.field(init=False)
     _belief: Belief = attrs.field(init=False)
 
@@ -71,8 +73,12 @@ class Cycles:
     def run(self, nest: Nest, cycles: int) -> None:
         """Kill so many lives, or fewer if something is wrong; then let the last ledger's run come to its end."""
         while self.counts["cycles"] < cycles and not self.problems:
-            seconds = self._rng.uniform(0, LONGEST_S)
-            if self._live(nest, seconds) == 0:
+            before = self._belief.counts["deliveries"]
+            status = self._live(nest, self._rng.uniform(0, self._longest_s))
+            came_to_nothing = self._belief.counts["deliveries"] == before
+            self._longest_s *= 1.15 if came_to_nothing else 0.9
+            self._longest_s = min(max(self._longest_s, LONGEST_S), AT_MOST_S)
+            if status == 0:
                 self._end()
                 self._begin()
         if not self.problems and self._live(nest, None) != 0:

@@ -186,6 +186,9 @@ def test_what_is_no_ledger_is_refused(tmp_path):
     with pytest.raises(LedgerError, match=r"is no ledger: it holds no ledger\.db"), read_ledger(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "ledger.db").touch()
+    with pytest.raises(LedgerError, match="is empty: the run that made it was stopped"), read_ledger(tmp_path):
+        pass
     (tmp_path / "ledger.db").write_bytes(b"no database" * 1000)
     with pytest.raises(LedgerError, match="can't be read"), read_ledger(tmp_path):
         pass

@@ -112,6 +112,10 @@ def check_format(db: apsw.Connection, where: str, *, may_be_new: bool = False) -
     tables = _tables(db)
     if not tables and may_be_new:
         return
+    if not tables:
+        raise LedgerError(
+            f"ledger {where} is empty: the run that made it was stopped before it had begun; run it again"
+        )
     if not {"meta", "groups"} <= tables:
         raise LedgerError(f"{where} holds a database that is no ledger (tables: {sorted(map(str, tables))})")
     found = get(db, "format")
