@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 import trio
 
@@ -113,6 +114,26 @@ async def test_a_client_that_reads_nothing_does_not_hold_its_session_open(run_ag
     hung = []
     assert (await run_agent_once(agent, tiny={"step_delay": 0.05}, gateway={"drain": 0.1})).turns == 1
     await hung[0].aclose()
+
+
+async def test_a_connection_ends_when_its_client_closes_it(run_agent_once):
+    """Not when the keep-alive time is over: every agent that exits would leave a socket and its tasks for minutes."""
+
+    async def agent(session):
+        port = int(session.base_url.split("/")[2].split(":")[1])
+        for _ in range(5):
+            assert (await ask(session)).status_code == 200
+        await until(lambda: open_sockets(port) == 0)
+
+    assert (await run_agent_once(agent)).turns == 5
+
+
+def open_sockets(port):
+    """Connections that the gateway on this port still has."""
+    return sum(
+        found.laddr.port == port and found.status in {"ESTABLISHED", "CLOSE_WAIT"}
+        for found in psutil.Process().net_connections()
+    )
 
 
 async def test_nonsense_on_the_wire_hurts_nobody(run_agent_once):

@@ -21,30 +21,36 @@ TURNS = 5
 
 
 class Agents:
-    """Agents that talk in five turns, each the continuation of the one before, and count what they were given."""
+    """Agents that talk in five turns, each the continuation of the one before, and count what they were given.
 
-    def __init__(self, client):
-        self.client = client
+    Each has a connection of its own, like a process of its own would: a shared pool of httpx leaves idle ones behind.
+    """
 
     async def __call__(self, prompt, rollout):
-        given = 0
-        async with rollout.session(sampling=SamplingParams(max_new_tokens=16)) as session:
-            messages = [{"role": "user", "content": f"task {prompt.id}.{rollout.index}"}]
-            for turn in range(TURNS):
-                body = {"model": "policy", "messages": messages}
-                answer = await self.client.post(
-                    f"{session.base_url}/chat/completions",
-                    json=body,
-                    headers={"authorization": f"Bearer {session.api_key}"},
-                )
-                said = answer.raise_for_status().json()
-                given += said["usage"]["completion_tokens"]
-                messages += [said["choices"][0]["message"], {"role": "user", "content": f"and then {turn}?"}]
+        async with (
+            httpx.AsyncClient(timeout=120, verify=False, trust_env=False) as client,
+            rollout.session(sampling=SamplingParams(max_new_tokens=16)) as session,
+        ):
+            given = await self.talk(client, session, f"task {prompt.id}.{rollout.index}")
         trajectory = session.trajectory()
         assert session.statistics().branches == len(trajectory.segments)
         assert sum(int(row.loss_mask.sum()) for row in trajectory.segments) == given
         assert trajectory.turns == TURNS
         return trajectory
+
+    async def talk(self, client, session, task):
+        """Five turns; how many tokens were answered."""
+        given, messages = 0, [{"role": "user", "content": task}]
+        for turn in range(TURNS):
+            answer = await client.post(
+                f"{session.base_url}/chat/completions",
+                json={"model": "policy", "messages": messages},
+                headers={"authorization": f"Bearer {session.api_key}"},
+            )
+            said = answer.raise_for_status().json()
+            given += said["usage"]["completion_tokens"]
+            messages += [said["choices"][0]["message"], {"role": "user", "content": f"and then {turn}?"}]
+        return given
 
 
 async def one(trajectory):
@@ -60,15 +66,13 @@ def lines_up(row):
 async def run_many(sessions, at_once, samples=4):
     """Run so many sessions; gives resident sizes after each tenth, the counts, and the versions that were seen."""
     sizes, versions, groups = [], set(), 0
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)  # its pool closes what it has just lent
     async with (
         open_tiny_process(TinySettings(max_running=at_once)) as tiny,
         open_sglang_servers([tiny.url]) as servers,
         open_gateway(servers, tokenizer=DATA) as gateway,
-        httpx.AsyncClient(timeout=120, limits=limits) as client,
         open_rollout_engine(
             IterableSource([Prompt(id=str(number), text="task") for number in range(sessions // samples)]),
-            Agents(client),
+            Agents(),
             servers=servers,
             reward=one,
             gateway=gateway,

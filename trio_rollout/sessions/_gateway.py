@@ -1,17 +1,15 @@
 """The gateway: one HTTP server for all sessions, in a service scope around the engine's."""
 
 import secrets
-import socket
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import attrs
 import httpx  # noqa: ASYNC127  the client users have
 import trio
-from hypercorn.config import Config, Sockets
-from hypercorn.trio import serve
 
 from .._core.sampling import SamplingParams
 from .._core.values import Prompt
@@ -21,14 +19,12 @@ from .._tokenizer import Tokenizer, load_tokenizer
 from ..abc import InferenceServers, Rollout
 from ._app import App
 from ._conversation import Conversation
+from ._http_server import bind, serve_app, url_of
 from ._parsers import Parser, ServerParser, context_length_of, parsers_of
 from ._sample import Sampler
 from ._session import GatewaySession
 from ._settings import GatewaySettings
 from ._tombstones import Tombstones
-
-# Between two requests of an agent lies a tool call; a connection that is gone by then costs it a retry.
-_KEEP_ALIVE_S = 600.0
 
 
 def _new_secret() -> str:
@@ -144,46 +140,6 @@ class AgentGateway:
             self._tombstones.bury(session.id, session.api_key, trio.current_time())
 
 
-class _Listening(Config):
-    """Hypercorn's configuration, with sockets that are bound already."""
-
-    def __init__(self, settings: GatewaySettings, bound: socket.socket) -> None:
-        super().__init__()
-        self._bound = bound
-        self.errorlog = None
-        self.h11_max_incomplete_size = settings.max_head
-        self.keep_alive_timeout = _KEEP_ALIVE_S
-        self.keep_alive_max_requests = 1_000_000
-        self.include_server_header = False
-        self.graceful_timeout = 0.0
-        self.backlog = 4096
-
-    def create_sockets(self) -> Sockets:
-        """The one that is bound."""
-        return Sockets([], [self._bound], [])
-
-
-def _bind(settings: GatewaySettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Hypercorn sends inside a shield; it is the kernel that gives a client up that has stopped reading.
-        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(settings.send_seconds * 1000))
-        bound.bind((settings.host, settings.port))
-    except BaseException:
-        bound.close()
-        raise
-    return bound
-
-
-def _url_of(settings: GatewaySettings, bound: socket.socket) -> str:
-    if settings.public_url is not None:
-        return settings.public_url.rstrip("/")
-    host, port = bound.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
 @asynccontextmanager
 async def open_gateway(
     servers: InferenceServers,
@@ -210,9 +166,9 @@ async def open_gateway(
         context_length = settings.context_length
         if parser is None:
             parser, context_length = await _of_servers(servers, client, settings)
-        with _bind(settings) as bound:
+        with bind(settings) as bound:
             gateway = AgentGateway(
-                url=_url_of(settings, bound),
+                url=url_of(settings, bound),
                 tokenizer=loaded,
                 parser=parser,
                 settings=settings,
@@ -220,10 +176,7 @@ async def open_gateway(
                 new_secret=new_secret,
             )
 
-            async def listen(*, task_status: trio.TaskStatus[Any]) -> None:  # noqa: ASYNC128  serve calls started()
-                await serve(gateway.app, _Listening(settings, bound), task_status=task_status)  # type: ignore[arg-type]
-
-            async with open_service(listen, _leave_at_once):
+            async with open_service(partial(serve_app, gateway.app, settings, bound), _leave_at_once):
                 yield gateway
 
 
