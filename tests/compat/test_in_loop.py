@@ -16,7 +16,7 @@ from trio_rollout_compat.bridge import *
 """
 
 
-def run(program: str, timeout: float = 30) -> subprocess.CompletedProcess[str]:
+def run(program: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """Run it; it may take this long."""
     source = PRELUDE + textwrap.dedent(program)
     return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=timeout, check=False)
