@@ -45,7 +45,7 @@ def tail_cell(groups: int, *, rounds: int) -> Cell:
     """A job of so many groups."""
     return Cell(
         name=TAILS,
-        spec=Spec(url="", slots=256, groups=groups, limit=120),
+        spec=Spec(url="", slots=64, groups=groups, limit=120),
         arms=[Arm(name=arm, world=arm, job="finite") for arm in (OURS, AIOHTTP)],
         latency=Latency(median=700, sigma=0.8, cap=6000),
         rounds=rounds,
@@ -91,7 +91,7 @@ def main(*, quick: bool, rounds: int | None, out: Path, quiet: bool) -> None:
     """Measure and show."""
     began = header()
     hangs = hang_cell(seconds=10.0 if quick else 60.0, deadline=3.0 if quick else 15.0)
-    tails = tail_cell(100 if quick else 800, rounds=1 if quick else rounds or 3)
+    tails = tail_cell(24 if quick else 200, rounds=1 if quick else rounds or 3)
     with fake_server() as server:
         runs = run_cells(server, [hangs, tails], say=say_to_stderr(quiet=quiet))
     report = Report("long_tail", "quick" if quick else "full", runs, began)

@@ -14,7 +14,7 @@ from .._core.enums import PauseMode
 from ..errors import ServerError
 from ._calls import Reply, Unreachable, call, is_ready, load, model_info, on_each
 from ._fleet import Fleet
-from ._leave import REPEAT_S
+from ._leaving import REPEAT_S
 from ._server import Server
 from ._wire import ABORT, CONTINUE, FLUSH, PAUSE, abort_all_body, flushed, pause_body
 

@@ -108,7 +108,7 @@ class Fleet:
         self.window = True
         for server in servers:
             server.paused = True
-            server.pausing.set()
+            server.leaving.give_up()
         self.notify()
 
     def window_over(self) -> None:
@@ -119,7 +119,6 @@ class Fleet:
     def resumed(self, server: Server) -> None:
         """It has said that it continues."""
         server.paused = False
-        server.pausing = trio.Event()
         self.notify()
 
     def require_version(self, version: int) -> None:

@@ -121,7 +121,7 @@ class Generation:
         except trio.Cancelled:
             call.unwatch()
             with trio.move_on_after(self.abort_s - look_s(self.abort_s), shield=True):
-                await read_on(self.fleet, call, exchange)
+                await read_on(call, exchange)
             raise
         finally:
             server.sent -= 1

@@ -6,6 +6,7 @@ an orphan. Every function here runs inside its caller's shield and is bounded by
 """
 
 import logging
+from functools import partial
 from typing import Final
 
 import trio
@@ -20,8 +21,6 @@ from ._server import Server
 
 _log: Final = logging.getLogger("trio_rollout.sglang")
 
-REPEAT_S: Final = 0.5
-"""A server may lose an abort, so it is repeated, but not more often than this."""
 # The part of the abort budget that is kept for the look at the server's load.
 _LOOK_SHARE: Final = 0.1
 _LOOK_S: Final = 0.5
@@ -44,38 +43,23 @@ async def abort_once(fleet: Fleet, server: Server, rid: str) -> bool:
     return False
 
 
-async def _abort_repeatedly(fleet: Fleet, call: Call, over: trio.Event) -> None:
-    while not over.is_set():
-        next_try = trio.current_time() + REPEAT_S
-        await abort_once(fleet, call.server, call.rid)
-        with trio.move_on_at(next_try):
-            await over.wait()
-
-
-async def _cancel_when_paused(server: Server, scope: trio.CancelScope) -> None:
-    await server.pausing.wait()
-    scope.cancel()
-
-
-async def read_on(fleet: Fleet, call: Call, exchange: Exchange) -> None:
+async def read_on(call: Call, exchange: Exchange) -> None:
     """Have the request aborted and read until its answer is complete or its connection ends.
 
     Blocks until then, until its server is paused (a paused server acknowledges nothing), or until it is cancelled. An abort
     that is under way at the end is not cancelled: that would cost its connection, and it is answered at once.
     """
-    if call.server.paused:
+    server = call.server
+    if server.paused:
         return
-    over = trio.Event()
-    async with trio.open_nursery() as aborting:
-        aborting.start_soon(_abort_repeatedly, fleet, call, over)
-        async with trio.open_nursery() as reading:
-            reading.start_soon(_cancel_when_paused, call.server, reading.cancel_scope)
-            try:
-                await exchange.receive()
-            except (ConnectionBroken, BadResponse) as error:
-                _log.info("%s: cancelled, and then %s", call.attempted, error)
-            reading.cancel_scope.cancel()
-        over.set()
+    leaving = server.leaving.begin(call.rid)
+    try:
+        with leaving.scope:
+            await exchange.receive()
+    except (ConnectionBroken, BadResponse) as error:
+        _log.info("%s: cancelled, and then %s", call.attempted, error)
+    finally:
+        server.leaving.end(leaving)
 
 
 async def close_unanswered(fleet: Fleet, call: Call, exchange: Exchange) -> None:
@@ -95,7 +79,7 @@ async def count_orphans(fleet: Fleet, server: Server, *, most: int) -> None:
     """
     unexplained = most
     try:
-        running = await load(server)
+        running = await server.look.fresh(partial(load, server))
         others = max(0, running - server.sent)
         unexplained = min(most, others - server.known_orphans(trio.current_time(), running=others))
     except Unreachable as error:

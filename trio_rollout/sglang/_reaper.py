@@ -6,7 +6,8 @@ from .._backoff import wait_s
 from ..errors import ServerError
 from ._calls import load
 from ._fleet import Fleet
-from ._leave import REPEAT_S, abort_once, count_orphans
+from ._leave import abort_once, count_orphans
+from ._leaving import REPEAT_S
 from ._server import Server
 
 

@@ -5,10 +5,11 @@ from typing import Final, final
 
 import attrs
 import httpx  # noqa: ASYNC127  the client users have
-import trio
 
 from ._aborts import RESERVED, AbortLane
 from ._http import Address, Connector, Pool, PoolTransport, post_head
+from ._leaving import LeavingRequests
+from ._look import Look
 from ._naming import Naming
 from ._settings import ServerSettings
 from ._wire import ABORT, GENERATE
@@ -52,8 +53,10 @@ class Server:
     busy_until: float = 0.0
     orphans: deque[float] = attrs.field(factory=deque, repr=False)
     """When orphans were counted here that may still run."""
-    pausing: trio.Event = attrs.field(factory=trio.Event, repr=False)
-    """Set while it may be paused; replaced by a fresh one at its resume."""
+    leaving: LeavingRequests = attrs.field(factory=LeavingRequests, repr=False)
+    """Requests of ours that were cancelled and have not ended."""
+    look: Look = attrs.field(factory=Look, repr=False)
+    """At its load."""
 
     @property
     def url(self) -> str:

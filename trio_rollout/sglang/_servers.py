@@ -27,6 +27,7 @@ from . import _control as control
 from ._fleet import Fleet
 from ._generate import Generation
 from ._http import Connector, socket_connector
+from ._leave import abort_once
 from ._probe import probe
 from ._reaper import reap
 from ._settings import ServerSettings
@@ -192,6 +193,8 @@ async def _serve(fleet: Fleet, *, task_status: trio.TaskStatus[None]) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(probe, fleet)
         nursery.start_soon(reap, fleet)
+        for server in fleet.servers:
+            nursery.start_soon(server.leaving.serve, partial(abort_once, fleet, server))
         task_status.started()
 
 

@@ -1,0 +1,88 @@
+"""The requests that are being left on one server, and who aborts them: two tasks for all of them.
+
+With tasks of their own for each, 8,000 requests that were cancelled at once kept the loop busy until the time for their aborts
+was over, and not one had been sent.
+"""
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Final, Generic, TypeVar, final
+
+import attrs
+import trio
+
+from .._backoff import wait_s
+from ._aborts import RESERVED
+
+T = TypeVar("T")
+
+REPEAT_S: Final = 0.5
+"""A server may lose an abort, so it is repeated, but not more often than this."""
+
+
+@attrs.define(eq=False)
+class Leaving:
+    """One request that was cancelled and whose answer is awaited in ``scope``."""
+
+    rid: str
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    over: bool = False
+
+
+@final
+class Ends(Generic[T]):
+    """Both ends of a channel without a bound: what is in it is bounded by the requests that are being left."""
+
+    def __init__(self) -> None:
+        self.send, self.receive = trio.open_memory_channel[T](math.inf)
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class LeavingRequests:
+    """Aborts each of them until it is over."""
+
+    _all: dict[Leaving, None] = attrs.field(factory=dict, init=False)
+    _due: Ends[Leaving] = attrs.field(factory=Ends[Leaving], init=False)
+    _again: Ends[tuple[float, Leaving]] = attrs.field(factory=Ends[tuple[float, Leaving]], init=False)
+
+    def begin(self, rid: str) -> Leaving:
+        """Have this request aborted from now on. The caller enters its scope, and says when it is over."""
+        leaving = Leaving(rid)
+        self._all[leaving] = None
+        self._due.send.send_nowait(leaving)
+        return leaving
+
+    def end(self, leaving: Leaving) -> None:
+        """It is over: no more aborts."""
+        leaving.over = True
+        del self._all[leaving]
+
+    def give_up(self) -> None:
+        """The server is paused and acknowledges nothing: nobody waits any longer."""
+        for leaving in self._all:
+            leaving.scope.cancel(reason="the server is paused")
+
+    async def serve(self, abort: Callable[[str], Awaitable[bool]]) -> None:
+        """Send the aborts, a bounded number at once. Runs until cancelled."""
+        turns = trio.Semaphore(RESERVED)
+
+        async def send(leaving: Leaving) -> None:
+            began = trio.current_time()
+            await abort(leaving.rid)
+            turns.release()
+            self._again.send.send_nowait((began + REPEAT_S, leaving))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._repeat)
+            async for leaving in self._due.receive:
+                if not leaving.over:
+                    await turns.acquire()
+                    nursery.start_soon(send, leaving)
+
+    async def _repeat(self) -> None:
+        async for at, leaving in self._again.receive:
+            if not leaving.over:
+                await wait_s(max(0.0, at - trio.current_time()))
+            if not leaving.over:
+                self._due.send.send_nowait(leaving)
