@@ -79,6 +79,11 @@ class Attempt:
         """Why it was cancelled; None while it was not."""
         return None if self._end is None else self._end.cause
 
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether nothing has ended it but its own deadline."""
+        return self._end is None and not self._claimed and self._deadline_passed()
+
     def cancel(
         self,
         cause: Cause,

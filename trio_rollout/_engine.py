@@ -26,6 +26,7 @@ from ._service import is_cancellation, open_service
 from ._weights import WeightUpdate
 from .abc import Gateway, Generate, GroupFilter, GroupReward, InferenceServers, Instrument, Ledger, Reward, Source
 from .errors import EndOfData, EngineClosed
+from .observe import task_tree
 from .tools import open_rollout_tools
 
 _LOGGER = logging.getLogger("trio_rollout")
@@ -271,6 +272,7 @@ async def open_rollout_engine(
         gate=Gate(),
         settings=settings,
         ports=ports,
+        show_tasks=task_tree,
         open_tools=partial(open_rollout_tools, deadlines=settings.deadlines, ports=ports),
         gateway=gateway,
     )

@@ -17,6 +17,7 @@ from ._recipe import Recipe, untouched
 from ._rollout import RolloutHandle
 from ._scoring import group_scored, reward_of, verdict_on
 from ._slots import SlotLease
+from ._stuck import watch
 from .abc import Drop
 from .errors import GenerateError
 
@@ -30,10 +31,22 @@ async def run_attempt(attempt: Attempt, recipe: Recipe, slots: SlotLease) -> Out
     outcome: Outcome | None = None
     try:
         with attempt.scope:
-            outcome = attempt.claim(await _group_of(attempt, recipe, slots))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(watch, attempt, recipe.show_tasks, name=f"deadline of group {attempt.id}")
+                outcome = await _ended(attempt, recipe, slots)
+                nursery.cancel_scope.cancel()
     except Exception as error:  # noqa: BLE001  the boundary of user code: what its nurseries raised while being cancelled
         attempt.fail(error)
     return attempt.unfinished() if outcome is None else outcome
+
+
+async def _ended(attempt: Attempt, recipe: Recipe, slots: SlotLease) -> Outcome | None:
+    """The outcome; None if it failed: caught here, the failure is the exception itself and no group of this nursery's."""
+    try:
+        return attempt.claim(await _group_of(attempt, recipe, slots))
+    except Exception as error:  # noqa: BLE001  the boundary of user code
+        attempt.fail(error)
+    return None
 
 
 async def _group_of(attempt: Attempt, recipe: Recipe, slots: SlotLease) -> Result:

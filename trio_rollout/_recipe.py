@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
+import trio
 
 from ._core.settings import EngineSettings
 from ._core.values import Prompt
@@ -40,6 +41,8 @@ class Recipe:
     settings: EngineSettings
     ports: Ports
     open_tools: OpenTools
+    show_tasks: Callable[[trio.lowlevel.Task], str]
+    """How a task and all below it wait, as text."""
     gateway: Gateway | None = None
 
 

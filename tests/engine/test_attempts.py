@@ -271,3 +271,32 @@ async def test_partial_goes_on_from_what_a_lost_server_had_streamed():
         (group,) = await take_all(w.engine)
     assert group.attempt == 1
     assert [row.segments[0].response_length for row in group.trajectories] == [8, 8]
+
+
+async def test_when_a_groups_deadline_passes_the_log_shows_what_was_stuck(caplog):
+    """F016: each task of the attempt with what it waited for at that moment, not what it does while it is being cancelled."""
+
+    async def the_judge_that_hangs():
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(1)
+
+    async def reward(trajectory):
+        await the_judge_that_hangs()
+
+    async with world(1, reward=reward, deadlines={"group": 10.0}, retry=Retry(max_attempts=1)) as w:
+        assert await take_all(w.engine) == []
+    (record,) = [record for record in caplog.records if "has passed" in record.message]
+    assert "group 0/p0" in record.message
+    assert "the_judge_that_hangs" in record.message
+    assert "> sleep_forever" in record.message
+    assert "rollout 0/p0 attempt 1 index 1" in record.message
+
+
+async def test_an_attempt_that_is_cancelled_for_another_reason_logs_no_tasks(caplog):
+    async with world(2, plan=lambda *_: HANG) as w:
+        await trio.sleep(1)
+        await w.engine.drain(grace=0)
+    assert not [record for record in caplog.records if "has passed" in record.message]

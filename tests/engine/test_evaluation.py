@@ -58,7 +58,7 @@ async def test_a_prompt_that_failed_for_good_is_failed_not_missing():
     async with world(0, plan=plan) as w:
         groups = await w.engine.evaluate(held_out(3), samples_per_prompt=2)
     assert [group.trajectories[0].status for group in groups] == [Status.COMPLETED, Status.FAILED, Status.COMPLETED]
-    assert groups[1].trajectories[1].error.message == "bad"
+    assert all("bad" in row.error.message for row in groups[1].trajectories)
 
 
 @pytest.mark.parametrize("mode", list(PauseMode))
