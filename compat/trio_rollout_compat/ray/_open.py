@@ -50,10 +50,7 @@ def open_ray_rollouts(
     service = None
     try:
         ray.get([actor.adopt.remote("") for actor in actors])
-        lasting = {"max_restarts": -1 if ledger is not None else 0, "num_cpus": 0, **(service_options or {})}
-        named = [(f"node {number}", actor) for number, actor in enumerate(actors)]
-        path = None if ledger is None else Path(ledger).absolute()
-        service = ray.remote(ServiceActor).options(**lasting).remote(named, open_source, settings, path, group_filter)
+        service = _start_service(actors, (open_source, settings, group_filter), ledger, service_options or {})
         rollouts = RayRollouts(service, ray.get(service.ask.remote(None, "hello")))
         yield rollouts
         rollouts._close()
@@ -69,3 +66,14 @@ def _end(actors: Sequence[Any]) -> None:
     for over in [actor.close.remote() for actor in actors]:
         with suppress(RayActorError):
             ray.get(over)
+
+
+def _start_service(
+    actors: Sequence[Any], parts: tuple[Any, Any, Any], ledger: str | PathLike[str] | None, options: Mapping[str, Any]
+) -> Any:
+    """The lease service over these nodes; Ray restarts it only where it has a ledger to go on from."""
+    open_source, settings, group_filter = parts
+    lasting = {"max_restarts": -1 if ledger is not None else 0, "num_cpus": 0, **options}
+    named = [(f"node {number}", actor) for number, actor in enumerate(actors)]
+    path = None if ledger is None else Path(ledger).absolute()
+    return ray.remote(ServiceActor).options(**lasting).remote(named, open_source, settings, path, group_filter)
