@@ -44,8 +44,7 @@ def open_ray_rollouts(
     """
     settings = settings or EngineSettings()
     spread = {"max_restarts": -1, "scheduling_strategy": "SPREAD", "num_cpus": 1, **(node_options or {})}
-    lent = settings.max_running // settings.samples_per_prompt
-    make_node = ray.remote(NodeActor).options(**{"max_concurrency": 2 * lent + 100, **spread})
+    make_node = ray.remote(NodeActor).options(**{"max_concurrency": 2 * settings.max_running + 100, **spread})
     actors = [make_node.remote(open_parts, settings) for _ in range(nodes)]
     service = None
     try:
