@@ -35,7 +35,7 @@ def open_source() -> IterableSource:
     return IterableSource(Prompt(id=str(number), text="say") for number in range(24))
 
 
-async def count_vowels(trajectory: Trajectory) -> float:
+async def count_vowels(trajectory: Trajectory) -> float:  # noqa: ASYNC124  a reward is an async function
     """Runs on the node, like everything that makes a group."""
     return float(sum(letter in "aeiou" for letter in trajectory.text))
 

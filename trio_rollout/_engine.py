@@ -259,8 +259,7 @@ async def open_rollout_engine(
     Entering reads versions and the ledger. Leaving takes at most ``Deadlines.drain`` plus one accepted write.
 
     Raises:
-      LedgerError: the ledger belongs to another run.
-      Exception: the body's own as itself; the engine's own failure, on leaving, if no call had told it.
+      Exception: the body's own as itself; the engine's own (LedgerError: the ledger is another run's) if no call told it.
     """
     settings, ports = settings or EngineSettings(), ports or Ports()
     recipe = Recipe(

@@ -22,7 +22,7 @@ async def record_pull(
       LedgerError: the write failed; the engine fails with it.
     """
     refused: dict[GroupId, QuarantineReport] = {}
-    while True:
+    while True:  # noqa: ASYNC913  each round refuses one prompt more, so it ends; writing is a cancel point
         stored = tuple(_without_data(prompt) if prompt.group_id in refused else prompt for prompt in prompts)
         ends = (Quarantined(report=report) for report in refused.values())
         try:

@@ -41,7 +41,9 @@ def survives(patch: Path) -> str | None:
     tests = tests_of(patch)
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         copy_of_the_project(Path(folder))
-        applied = subprocess.run(["git", "apply", "-C1", str(patch)], cwd=folder, capture_output=True, text=True, check=False)
+        applied = subprocess.run(
+            ["git", "apply", "-C1", str(patch)], cwd=folder, capture_output=True, text=True, check=False
+        )
         if applied.returncode:
             return f"the patch does not apply: {applied.stderr.strip()}"
         paths = os.pathsep.join([folder, str(Path(folder) / "compat")])

@@ -34,7 +34,7 @@ class _Connection(TCPServer):
             await super()._read_data()
         finally:
             self._gone = True
-            await self.idle_task.stop()
+            await self.idle_task.stop()  # noqa: ASYNC102  cancelled in there, the connection ends anyway
 
     async def protocol_send(self, event: Event) -> None:
         """Send, or hear that nothing is being answered: which no new request can change any more."""
@@ -80,7 +80,7 @@ def url_of(settings: GatewaySettings, bound: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-async def serve_app(
+async def serve_app(  # noqa: ASYNC128  serve_listeners calls it
     app: App, settings: GatewaySettings, bound: socket.socket, *, task_status: trio.TaskStatus[Any]
 ) -> None:
     """Listen on the socket and answer until cancelled, which ends every connection at once."""

@@ -42,7 +42,7 @@ class WrapUp:
             await trio.sleep_forever()
         except trio.Cancelled:  # noqa: ASYNC103  not ours to raise: the caller's next checkpoint does
             if nursery.cancel_scope.cancel_called:
-                return  # the call is over: nobody is in a hurry
+                return  # noqa: ASYNC104  the call is over: nobody is in a hurry
             now = trio.current_time()
             self._until = min(self._until, now + self.seconds)
             scope.deadline = min(scope.deadline, now + share * (self._until - now))

@@ -90,7 +90,7 @@ class Leases:
     holder: str
     capacity: int
     wrap_up: float
-    _nursery: trio.Nursery
+    _nursery: trio.Nursery = attrs.field(alias="nursery")
     _changed: StateChange = attrs.field(factory=StateChange, init=False)
     _places: list[_Place] = attrs.field(factory=list, init=False)
     _absent: int = attrs.field(default=0, init=False)

@@ -66,6 +66,7 @@ class BridgedSandbox:
 
     async def _destroyed(self, steps: AsyncIterator[Exception | None]) -> Exception | None:
         """Destroy it, again where that fails; the last failure, None once it is gone."""
+        error: Exception | None = None
         for attempt in range(1, _TRIES + 1):
             error = await anext(steps, None)
             if error is None:
