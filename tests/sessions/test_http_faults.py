@@ -331,11 +331,16 @@ async def test_a_client_that_sends_its_body_for_ever_is_given_up(run_agent_once)
 @pytest.mark.parametrize("limits", [{"seconds": 0.5}, {"seconds": 600}], ids=["over its time", "cancelled"])
 async def test_an_agents_process_tree_is_dead_before_its_session_closes(open_stage, tmp_path, limits):
     """Also what has fled its process group: at the end of ``run_agent`` nothing of it is left, and the session is open."""
-    mark, found = str(tmp_path / "mark"), []
+    mark, found, working = str(tmp_path / "mark"), [], trio.Event()
+
+    async def drain_while_it_works(engine):
+        await working.wait()
+        await engine.drain(grace=0.5)
 
     async def generate(_prompt, rollout):
         async with rollout.tools.open_sandbox() as sandbox, rollout.session() as session:
             assert (await ask(session)).status_code == 200
+            working.set()
             line = f"setsid sh -c 'sleep 600; : {mark}' & sleep 600; : {mark}"
             try:
                 ended = await run_agent(["sh", "-c", line], session, sandbox, **limits)
@@ -344,7 +349,9 @@ async def test_an_agents_process_tree_is_dead_before_its_session_closes(open_sta
                 found.append((agents_alive(mark), session.is_closing))
         return session.trajectory()
 
-    async with open_stage(None, generate=generate, deadlines={"group": 3.0}) as stage:
+    async with open_stage(None, generate=generate) as stage, trio.open_nursery() as nursery:
+        if limits["seconds"] == 600:
+            nursery.start_soon(drain_while_it_works, stage.engine)
         batches = [batch async for batch in stage.engine.batches(1)]
 
     assert found == [(0, False)]

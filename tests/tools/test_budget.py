@@ -39,7 +39,7 @@ async def test_a_commands_time_is_cut_to_what_remains_of_the_rollout(autojump_cl
     began = trio.current_time()
     with trio.move_on_after(5) as rollout:
         tools = RolloutTools(
-            backend, Deadlines(tool=300), rollout.deadline, ExecLimits(), lambda: None, Ports(), WrapUp()
+            backend, Deadlines(tool=300), rollout.deadline, ExecLimits(), 10.0, lambda: None, Ports(), WrapUp()
         )
         async with trio.open_nursery() as nursery:
 
