@@ -53,14 +53,15 @@ def receive(connection: socket.socket, count: int) -> tuple[bytes, list[int]]:
     return message, [descriptor for _, _, data in ancillary for descriptor in memoryview(data).cast("i")]
 
 
-def drain(descriptor: int) -> bool:
-    """Read away what is there; False at the end of the stream."""
+def drain(descriptor: int, *, once: bool = False) -> bool:
+    """Read away what is there; False at the end. ``once``: one read, for pipes whose mode the host may set back to blocking."""
     try:
-        while os.read(descriptor, 65536):
-            pass
+        while data := os.read(descriptor, 65536):
+            if once:
+                break
+        return bool(data)
     except OSError as error:
         return isinstance(error, BlockingIOError)
-    return False
 
 
 def children() -> list[int]:
@@ -218,11 +219,10 @@ class Keeper:
         self.leader = 0  # it is reaped here: its id may belong to others soon
         waiting = select.poll()
         for descriptor in (self.control.fileno(), self.wake, *sinks):
-            os.set_blocking(descriptor, False)
             waiting.register(descriptor, select.POLLIN)
         while reap_all()[1]:
             for descriptor, _ in waiting.poll():
-                if not drain(descriptor):
+                if not drain(descriptor, once=True):
                     waiting.unregister(descriptor)
                     if descriptor == self.control.fileno():
                         return
