@@ -31,7 +31,7 @@ async def test_server_info_names_its_limits(server: Server):
 
 
 async def test_loads_count_what_runs_and_what_waits(server: Server):
-    await server.send_and_wait(8, max_new_tokens=800, ignore_eos=True)
+    await server.send_and_wait(8, max_new_tokens=1000, ignore_eos=True)
     server.send(max_new_tokens=1)
     await server.until(lambda load: load["num_waiting_reqs"] == 1)
     answer = (await server.http.get("/v1/loads", params={"include": "core,queues,memory"})).json()
