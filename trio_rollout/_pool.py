@@ -60,7 +60,6 @@ class Pool:
     freshness: Freshness
     queue: deque[Entry]
     exhausted: bool = False
-    drained: bool = attrs.field(default=False, init=False)
     generated_tokens: int = attrs.field(default=0, init=False)
     _admission: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     _one_drain: trio.Lock = attrs.field(factory=trio.Lock, init=False)
@@ -230,8 +229,8 @@ class Pool:
 
     @property
     def is_over(self) -> bool:
-        """Nothing will become ready any more: drained, or a drain was cancelled and what ran has ended."""
-        return self.drained or (self._admission.cancel_called and not len(self.live))
+        """Nothing will become ready any more: admission is closed, by a drain that may have been cancelled, and all has ended."""
+        return self._admission.cancel_called and not len(self.live)
 
     async def drain(self, grace: float, cause: Cause = Cause.SHUTDOWN) -> None:
         """Stop admitting, let the running finish for ``grace`` seconds, cancel the rest and wait for their wrap-up.
@@ -252,7 +251,6 @@ class Pool:
             # A source that was cut off half-way would be given the same prompts again on leaving.
             with trio.move_on_after(give_up - trio.current_time(), shield=True):
                 await self.give_back(list(self.book.entries(State.WAITING, State.RUNNING)))
-            self.drained = True
             self.ready.came.notify()
 
     async def give_back(self, entries: Sequence[Entry]) -> None:

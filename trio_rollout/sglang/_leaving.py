@@ -26,7 +26,6 @@ class Leaving:
 
     rid: str
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    over: bool = False
 
 
 @final
@@ -55,7 +54,6 @@ class LeavingRequests:
 
     def end(self, leaving: Leaving) -> None:
         """It is over: no more aborts."""
-        leaving.over = True
         del self._all[leaving]
 
     def give_up(self) -> None:
@@ -76,13 +74,13 @@ class LeavingRequests:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._repeat)
             async for leaving in self._due.receive:
-                if not leaving.over:
+                if leaving in self._all:
                     await turns.acquire()
                     nursery.start_soon(send, leaving)
 
     async def _repeat(self) -> None:
         async for at, leaving in self._again.receive:
-            if not leaving.over:
+            if leaving in self._all:
                 await wait_s(max(0.0, at - trio.current_time()))
-            if not leaving.over:
+            if leaving in self._all:
                 self._due.send.send_nowait(leaving)
