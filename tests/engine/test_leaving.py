@@ -88,6 +88,28 @@ async def test_a_consumer_hears_of_the_end_after_a_drain_was_cancelled():
         assert w.engine.statistics().waiting
 
 
+async def test_prompts_are_given_back_once_although_the_drain_is_cancelled_while_the_source_takes_them():
+    class Slow(Remembering):
+        async def give_back(self, prompts):
+            self.returned.extend(prompt.id for prompt in prompts)
+            taking.set()
+            await trio.sleep(1)
+
+    taking, scope = trio.Event(), trio.CancelScope()
+    async with world(source=Slow(), plan=lambda *_: HANG) as w, trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def cancel():
+            await taking.wait()
+            scope.cancel()
+
+        await trio.sleep(1)
+        with scope:
+            await w.engine.drain(grace=0)
+    assert scope.cancel_called
+    assert len(set(w.source.returned)) == len(w.source.returned) == w.engine.statistics().returned
+
+
 async def test_a_waiting_consumer_hears_of_a_drain():
     async with world(4, plan=lambda *_: HANG) as w, trio.open_nursery() as nursery:
 
