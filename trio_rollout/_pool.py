@@ -79,17 +79,17 @@ class Pool:
 
     def load(self) -> Load:
         """What admission looks at now."""
-        finished = len(self.ready) + self.ready.blocked
+        under_way = self.book.count(State.RUNNING)
         per_group = self.recipe.settings.samples_per_prompt
         return Load(
             open=self.recipe.gate.is_open and self.fate.error is None,
             free_slots=self.slots.free,
             per_group=per_group,
             eligible=len(self.queue),
-            finished=finished,
+            finished=len(self.ready) + under_way - self.slots.holders,
             bound=self.ready.bound,
             exhausted=self.exhausted,
-            fresh_room=self.freshness.room(self.book.count(State.RUNNING) + len(self.ready)),
+            fresh_room=self.freshness.room(under_way + len(self.ready)),
             ahead=max(1, self.slots.total // per_group // _AHEAD),
         )
 
@@ -145,8 +145,8 @@ class Pool:
                 self.fate.fail(error)
                 return
         self.ready.came.notify()
+        self.changed.notify()
         if backoff is None:
-            self.changed.notify()
             return
         await wait_s(backoff)
         self.queue.append(entry)

@@ -21,8 +21,7 @@ class ReadyBuffer:
     """Ready groups. ``came`` is notified when one came; ``changed`` when some left, or a consumer wants more.
 
     ``wanted`` is what a waiting consumer asked for: it raises the bound, so that a large batch can be formed at all; ``due``
-    counts the unfinished groups that it waits for because pacing wants them in its batch. ``blocked`` counts finished groups
-    that wait for room.
+    counts the unfinished groups that it waits for because pacing wants them in its batch.
     """
 
     book: Book
@@ -31,7 +30,6 @@ class ReadyBuffer:
     changed: StateChange
     due: Callable[[], int]
     wanted: int = attrs.field(default=0, init=False)
-    blocked: int = attrs.field(default=0, init=False)
     _bounded: bool = attrs.field(default=True, init=False)
     _entries: deque[Entry] = attrs.field(factory=deque, init=False)
 
@@ -54,11 +52,9 @@ class ReadyBuffer:
 
     async def put(self, entry: Entry, group: Group) -> None:
         """Make a finished group ready, once there is room. Cancelled while it waits, it becomes ready all the same."""
-        self.blocked += 1
         try:
             await self.changed.wait_until(self._has_room)
         finally:
-            self.blocked -= 1
             self.book.finish(entry, group)
             self._entries.append(entry)
             self.came.notify()

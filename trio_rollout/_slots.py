@@ -14,11 +14,12 @@ from ._signal import StateChange
 @final
 @attrs.define(eq=False, repr=False)
 class Slots:
-    """``total`` slots; ``changed`` is notified whenever some become free."""
+    """``total`` slots; ``changed`` is notified whenever some become free. ``holders`` counts the groups that have any."""
 
     total: int
     changed: StateChange
     in_use: int = attrs.field(default=0, init=False)
+    holders: int = attrs.field(default=0, init=False)
 
     @property
     def free(self) -> int:
@@ -30,12 +31,13 @@ class Slots:
         if count > self.free:
             raise AssertionError(f"{count} slots claimed, {self.free} are free")
         self.in_use += count
+        self.holders += 1
         return SlotLease(self, count)
 
-    def _give_back(self, count: int) -> None:
-        if count:
-            self.in_use -= count
-            self.changed.notify()
+    def _give_back(self, count: int, *, last: bool) -> None:
+        self.in_use -= count
+        self.holders -= last
+        self.changed.notify()
 
 
 @final
@@ -50,7 +52,7 @@ class SlotLease:
         """A rollout is over."""
         if self._held:
             self._held -= 1
-            self._slots._give_back(1)
+            self._slots._give_back(1, last=not self._held)
 
     def __enter__(self) -> Self:
         return self
@@ -59,4 +61,5 @@ class SlotLease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
         held, self._held = self._held, 0
-        self._slots._give_back(held)
+        if held:
+            self._slots._give_back(held, last=True)

@@ -66,6 +66,20 @@ async def test_a_full_buffer_stops_admission_and_never_overflows():
         assert len(await take_all(w.engine)) == 12
 
 
+async def test_groups_that_wait_for_their_groups_reward_stop_admission_as_finished_ones_do():
+    """A judge slower than the servers would otherwise pile up groups without end."""
+
+    async def judge(group):
+        await trio.sleep(200)
+        return [1.0] * len(group.trajectories)
+
+    async with world(40, max_ready=2, max_running=8, reward=None, group_reward=judge) as w:
+        await trio.sleep(150)
+        assert w.engine.statistics().running == 4
+        assert w.servers.calls == 8
+        assert len(await take_all(w.engine)) == 40
+
+
 async def test_a_batch_larger_than_the_buffer_raises_its_bound():
     async with world(6, max_ready=2) as w:
         assert len((await w.engine.next_batch(6)).groups) == 6

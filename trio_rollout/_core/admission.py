@@ -7,7 +7,7 @@ import attrs
 class Load:
     """What admission looks at. Slots are counted in rollouts, everything else in groups.
 
-    ``eligible``: waiting groups whose backoff is over. ``finished``: ready ones and those that wait for room among them.
+    ``eligible``: waiting groups whose backoff is over. ``finished``: ready ones and those whose rollouts are all over.
     ``bound``: how many may be finished before admission stops. ``fresh_room``: how many more may start without becoming
     too old; None: any number. ``ahead``: how many prompts to have at hand, so that a free slot never waits for the source.
     """

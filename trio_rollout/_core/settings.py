@@ -78,9 +78,10 @@ class EngineSettings:
     """Settings of one engine.
 
     ``samples_per_prompt`` rollouts make a group. ``max_running`` counts rollouts; a group is admitted whole and each
-    finished rollout frees its slot at once. ``max_ready`` bounds finished groups that nobody has taken. ``partial``:
-    an interrupted turn goes on from the tokens it has, in place of a requeue. ``failure_budget``: so many different
-    groups quarantined with none becoming ready in between stop the run with an error.
+    finished rollout frees its slot at once. ``max_ready`` bounds finished groups that nobody has taken: while there are so
+    many, those whose group reward is awaited included, no other is admitted. ``partial``: an interrupted turn goes on from
+    the tokens it has, in place of a requeue. ``failure_budget``: so many different groups quarantined with none becoming
+    ready in between stop the run with an error.
 
     Raises:
       SettingsError: a field is out of its range.
