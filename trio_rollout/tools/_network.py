@@ -35,16 +35,29 @@ class NetworkPolicy(Protocol):
         ...
 
 
-def _lowered(patterns: Iterable[str]) -> tuple[str, ...]:
-    return tuple(pattern.lower() for pattern in patterns)
+_LAST_PORT = 65535
+
+
+def _checked(patterns: Iterable[str]) -> tuple[str, ...]:
+    lowered = tuple(pattern.lower() for pattern in patterns)
+    for pattern in lowered:
+        name, colon, port = pattern.partition(":")
+        if not name or (colon and not (port.isascii() and port.isdigit() and 0 < int(port) <= _LAST_PORT)):
+            raise ValueError(f"allowed hosts: {pattern!r} is no name, nor a name with a port from 1 to {_LAST_PORT}")
+    return lowered
 
 
 @final
 @attrs.frozen
 class AllowedHosts:
-    """Host names that may be reached: ``example.org``, ``*.example.org`` (what is below it), each with ``:port`` or any."""
+    """Host names that may be reached: ``example.org``, ``*.example.org`` (what is below it), each with ``:port`` or any.
 
-    patterns: tuple[str, ...] = attrs.field(converter=_lowered)
+    Raises:
+      ValueError: one of them is none of these.
+
+    """
+
+    patterns: tuple[str, ...] = attrs.field(converter=_checked)
 
     def allows(self, target: Target) -> bool:
         """Whether this host and port are on the list. Nothing is looked up: an address is not a name."""
@@ -106,21 +119,32 @@ class ProxyPolicy:
 
 
 @asynccontextmanager
-async def open_proxy_policy(allow: Iterable[str]) -> AsyncGenerator[ProxyPolicy]:
+async def open_proxy_policy(allow: Iterable[str], *, connections: int = 512) -> AsyncGenerator[ProxyPolicy]:
     """Serve a proxy on the loopback interface for the length of a block.
 
-    ``allow`` lists hosts as ``AllowedHosts`` says. Leaving closes every connection at once.
+    ``allow`` lists hosts as ``AllowedHosts`` says. Beyond so many ``connections`` at once, more are closed as they come:
+    each may cost two descriptors of the host. Leaving closes every connection at once.
 
     Raises:
+      ValueError: ``allow`` has something that is no host.
       OSError: no port could be bound.
 
     """
     allowed = AllowedHosts(allow)
+    room = trio.Semaphore(connections)
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     policy = ProxyPolicy(allowed, listeners[0].socket.getsockname()[1])
 
     async def connection(stream: trio.SocketStream) -> None:
-        await serve_proxy_connection(stream, policy.check)
+        try:
+            room.acquire_nowait()
+        except trio.WouldBlock:
+            await trio.aclose_forcefully(stream)
+            return
+        try:
+            await serve_proxy_connection(stream, policy.check)
+        finally:
+            room.release()
 
     async def leave(_listeners: list[trio.SocketListener], _error: BaseException | None) -> None:
         await trio.lowlevel.checkpoint()

@@ -6,6 +6,7 @@ not looked at, and goes to the server that was checked and nowhere else.
 
 import base64
 import binascii
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeAlias, final
@@ -14,6 +15,8 @@ from urllib.parse import urlsplit
 import attrs
 import httptools
 import trio
+
+_log = logging.getLogger("trio_rollout.tools")
 
 _LONGEST_HEAD = 64 << 10  # more than any client sends; the parser itself has no limit
 _HEAD_TIME = 10.0
@@ -95,9 +98,12 @@ class Request:
 
 async def serve_proxy_connection(stream: trio.SocketStream, check: Check) -> None:
     """Serve one connection to its end. Never raises for what a client or a server does."""
-    async with stream:
-        with suppress(*_GONE):
-            await _serve(stream, check)
+    try:
+        async with stream:
+            with suppress(*_GONE):
+                await _serve(stream, check)
+    except Exception:  # ruff: ignore[blind-except]  one program's request must not end the network of all the others
+        _log.exception("a connection to the sandbox proxy failed")
     await trio.lowlevel.checkpoint()
 
 
@@ -119,6 +125,9 @@ async def _serve(stream: trio.SocketStream, check: Check) -> None:
     try:
         with trio.fail_after(_CONNECT_TIME):
             server = await trio.open_tcp_stream(request.target.host, request.target.port)
+    except ValueError as error:  # a UnicodeError, say: IDNA has its own idea of a name
+        await _answer(stream, b"400 Bad Request", f"{request.target.host!r} is no name that can be looked up: {error}")
+        return
     except (OSError, trio.TooSlowError) as error:
         await _answer(stream, b"502 Bad Gateway", repr(error))
         return
