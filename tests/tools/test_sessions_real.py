@@ -309,6 +309,15 @@ async def test_leaving_by_a_cancellation_kills_and_reaps_too(processes):
     assert processes.marked() == []
 
 
+@pytest.mark.parametrize(("ends", "code"), [("exec sleep 600", 124), ("exit 3", 3)])
+async def test_one_shot_mode_leaves_nobody_however_it_ended(sessions, processes, ends, code):
+    output = await sessions.exec_to_completion(
+        sh(f"setsid sleep 600 >/dev/null 2>&1 & {ends}"), call_id="c", timeout=0.5
+    )
+
+    assert (output.exit_code, processes.marked()) == (code, [])
+
+
 async def test_one_shot_mode_is_124_at_its_deadline_and_dead_when_cancelled(sessions, processes):
     output = await sessions.exec_to_completion(sh("echo x; exec sleep 600"), call_id="c", timeout=0.2)
     assert (output.exit_code, output.output, output.timed_out) == (124, b"x\n", True)

@@ -1,12 +1,16 @@
 """What the ready-made tools take: a model's arguments, checked. What is wrong with them is told to the model."""
 
-from typing import TypeVar
+from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
 from ._tool import Invocation, RespondToModel
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+# NaN, which Python's JSON parser takes, is not >= 0 either. What is too long is cut to the limits.
+Milliseconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class CommandArguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,24 +37,24 @@ class CommandArguments(msgspec.Struct, frozen=True, kw_only=True):
 class ShellArguments(CommandArguments, frozen=True, kw_only=True):
     """Of ``shell``."""
 
-    timeout_ms: float | None = None
+    timeout_ms: Milliseconds | None = None
 
 
 class ExecArguments(CommandArguments, frozen=True, kw_only=True):
     """Of ``exec_command``."""
 
     tty: bool = False
-    yield_time_ms: float = 10_000
-    max_output_tokens: int | None = None
+    yield_time_ms: Milliseconds = 10_000
+    max_output_tokens: Count | None = None
 
 
 class StdinArguments(msgspec.Struct, frozen=True, kw_only=True):
     """Of ``write_stdin``."""
 
-    session_id: int
+    session_id: Count
     chars: str = ""
-    yield_time_ms: float = 250
-    max_output_tokens: int | None = None
+    yield_time_ms: Milliseconds = 250
+    max_output_tokens: Count | None = None
 
 
 def arguments_of(invocation: Invocation, kind: type[T]) -> T:

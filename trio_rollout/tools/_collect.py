@@ -4,6 +4,7 @@ import math
 
 import trio
 
+from ._expiration import as_seconds
 from ._head_tail import HeadTailBuffer
 from ._limits import ExecLimits
 from ._pause import PauseState
@@ -11,17 +12,20 @@ from ._session import Session
 
 
 def exec_yield(limits: ExecLimits, asked: float) -> float:
-    """How long a start waits for output."""
+    """How long a start waits for output. ValueError for NaN, as below."""
+    as_seconds(asked)
     return min(max(asked, limits.min_yield), limits.max_yield)
 
 
 def poll_yield(limits: ExecLimits, asked: float) -> float:
     """How long a poll that writes nothing waits."""
+    as_seconds(asked)
     return min(max(asked, limits.min_yield, limits.min_poll), max(limits.max_background, limits.min_poll))
 
 
 def write_yield(limits: ExecLimits, asked: float) -> float:
     """How long a write waits for output."""
+    as_seconds(asked)
     return min(max(asked, limits.min_yield), limits.max_yield)
 
 

@@ -19,13 +19,29 @@ class StopKind(enum.Enum):
     """A cancel event was set: SIGTERM, a short grace, SIGKILL. Exit code 1."""
 
 
+def as_seconds(asked: float | None) -> float | None:
+    """A time that somebody asks for, checked before anything is started: NaN would be neither over nor not over.
+
+    Raises:
+      ValueError: it is NaN.
+
+    """
+    if asked is not None and math.isnan(asked):
+        raise ValueError(f"seconds: got {asked!r}, allowed: a number, or None where that means no limit")
+    return asked
+
+
 @attrs.frozen(kw_only=True)
 class Expiration:
     """When a captured command has to end: ``timeout`` seconds after its start (None: never), and in any case at ``until``
     on Trio's clock; or when any of ``cancels`` is set.
+
+    Raises:
+      ValueError: ``timeout`` is NaN.
+
     """
 
-    timeout: float | None = None
+    timeout: float | None = attrs.field(default=None, converter=as_seconds)
     until: float = math.inf
     cancels: tuple[trio.Event, ...] = ()
 

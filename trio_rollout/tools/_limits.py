@@ -70,5 +70,9 @@ class ExecLimits:
     pty_cols: int = attrs.field(default=80, validator=whole(1))
     on_turn_cancel: OnTurnCancel = OnTurnCancel.DIE
 
+    def output_tokens(self, asked: int | None) -> int:
+        """How many tokens of output a response shows: what is asked, within the limit."""
+        return self.max_output_tokens if asked is None else min(max(0, asked), self.max_output_tokens)
+
 
 DEFAULT_LIMITS = ExecLimits()

@@ -61,8 +61,8 @@ class PauseState:
         """End the block at ``deadline`` of this clock, later by as long as it is held meanwhile."""
         with trio.CancelScope() as scope:
             self._limits[scope] = deadline
-            self._reschedule()
             try:
+                self._reschedule()
                 yield
             finally:
                 del self._limits[scope]

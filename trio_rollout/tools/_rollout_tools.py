@@ -19,7 +19,7 @@ from .._ports import Ports
 from ._capture import Captured, CapturePlan, CapturePolicy, OnChunk, capture, checked
 from ._command import Argv, Command
 from ._dispatch import OnTiming, ToolRuntime
-from ._expiration import Expiration, as_events
+from ._expiration import Expiration, as_events, as_seconds
 from ._limits import DEFAULT_LIMITS, ExecLimits
 from ._local_sandbox import LocalSandboxes
 from ._network import NetworkPolicy
@@ -40,7 +40,7 @@ _DEADLINES = Deadlines()
 def tool_limit(asked: float | None, allowed: float | None) -> float | None:
     """Seconds that a tool may take: what its caller asks, else what the settings allow (None or <= 0: any)."""
     if asked is not None:
-        return asked
+        return as_seconds(asked)
     return allowed if allowed is not None and allowed > 0 else None
 
 

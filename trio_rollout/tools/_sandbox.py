@@ -23,6 +23,7 @@ from .._ports import Ports
 from ..errors import RolloutError, ToolError
 from ._capture import Captured
 from ._command import Argv
+from ._expiration import as_seconds
 from ._limits import DEFAULT_LIMITS, ExecLimits
 from ._sandbox_provider import NeverRan, SandboxBackend, SandboxProvider, SandboxSettings, SandboxSpec
 from ._session_values import ExecOutput, OutputDelta, SessionEvent, SessionListener
@@ -175,7 +176,7 @@ class Sandbox:
           ToolError: the sandbox failed; the command may have run, unless it is a NeverRan.
 
         """
-        limit = self._budget(timeout)
+        limit = self._budget(as_seconds(timeout))
         result = await self._retried(lambda: self._backend.exec(argv, cwd=cwd, env=env, timeout=limit))
         self._on_output()
         return result

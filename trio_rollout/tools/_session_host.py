@@ -202,7 +202,7 @@ class SessionHost:
             process_id=session.process_id if alive else None,
             exit_code=exit_code,
             original_token_count=tokens_of(gathered.total),
-            max_output_tokens=min(tokens or self.limits.max_output_tokens, self.limits.max_output_tokens),
+            max_output_tokens=self.limits.output_tokens(tokens),
         )
 
     async def _conclude(self, session: Session) -> int:

@@ -19,6 +19,7 @@ from ._child import Spawn
 from ._collect import collect, exec_yield, poll_yield, write_yield
 from ._command import Argv, Command, MakeCommand, plain_command
 from ._denial import DenialHandle
+from ._expiration import as_seconds
 from ._limits import DEFAULT_LIMITS, ExecLimits
 from ._network import NetworkPolicy
 from ._pause import PauseState
@@ -72,15 +73,16 @@ class ExecSessions:
           UnknownProcessId: it was evicted while its output was collected.
           ExecSessionsClosed: the sessions are closed.
           ToolError: what contains it is gone.
+          ValueError: argv is empty, or a number of seconds is NaN.
 
         """
+        wait = exec_yield(self._host.limits, yield_time)
         with self._host.calling():
             command, denial = self._under_policy(self._command(argv, cwd, env, tty=tty), denial)
             session = self._host.new(command, call_id, denial, process_id)
             async with self._host.on_call(session):
                 await self._host.start(session, stored=True)
                 began = trio.current_time()
-                wait = exec_yield(self._host.limits, yield_time)
                 gathered = await collect(session, self._host.pause.now() + wait, self._host.pause)
                 return await self._host.respond(session, gathered, began, max_output_tokens)
 
@@ -101,9 +103,10 @@ class ExecSessions:
         After ``timeout`` seconds it is killed: a result with exit code 124. Cancelled, it is dead before Cancelled goes on.
 
         Raises:
-          CreateProcessError, ProcessFailed, ExecSessionsClosed, ToolError: as ``exec_command``.
+          CreateProcessError, ProcessFailed, ExecSessionsClosed, ToolError, ValueError: as ``exec_command``.
 
         """
+        as_seconds(timeout)
         with self._host.calling():
             command, denial = self._under_policy(self._command(argv, cwd, env, tty=tty), denial)
             session = self._host.new(command, call_id, denial, None)
@@ -116,6 +119,8 @@ class ExecSessions:
                     await session.terminate_confirmed()
                     session.pending.drain_into(gathered)
                 output = await self._host.respond(session, gathered, began, max_output_tokens)
+                self._host.forget(session)
+                await self._host.wait_gone(session)  # with what has left its group
                 if timed_out:
                     output = attrs.evolve(output, timed_out=True, exit_code=ONE_SHOT_TIMEOUT_CODE, process_id=None)
                 return output
@@ -134,6 +139,7 @@ class ExecSessions:
           ProcessFailed, ExecSessionsClosed, ToolError: as ``exec_command``.
 
         """
+        bound = (write_yield if data else poll_yield)(self._host.limits, yield_time)
         with self._host.calling():
             session = self._host.known(process_id)
             async with session.lock:
@@ -141,7 +147,7 @@ class ExecSessions:
                     raise unknown(process_id)
                 session.last_used = trio.current_time()
                 async with self._host.on_call(session):
-                    output = await self._interact(session, data, yield_time, max_output_tokens)
+                    output = await self._interact(session, data, bound, max_output_tokens)
             if data or output.alive:
                 session.report.interaction(data)
             return output
@@ -213,10 +219,9 @@ class ExecSessions:
         grant = self._network.grant()
         return attrs.evolve(command, env={**command.env, **grant.env}), grant.denial
 
-    async def _interact(self, session: Session, data: str, wait: float, tokens: int | None) -> ExecOutput:
+    async def _interact(self, session: Session, data: str, bound: float, tokens: int | None) -> ExecOutput:
         host = self._host
         began = trio.current_time()
-        bound = write_yield(host.limits, wait) if data else poll_yield(host.limits, wait)
         deadline = host.pause.now() + bound
         if data:
             await write_input(session, data, deadline, host.pause)

@@ -1,0 +1,110 @@
+"""Numbers that a model or a careless caller gives: refused before anything is started, and nothing else is disturbed."""
+
+import json
+import math
+
+import pytest
+import trio
+
+from trio_rollout.tools import (
+    ExecCommandTool,
+    ExecLimits,
+    LocalSandboxes,
+    PauseState,
+    ShellTool,
+    ToolCall,
+    ToolName,
+    TurnCancellation,
+    WriteStdinTool,
+    open_exec_sessions,
+    open_rollout_tools,
+    open_sandbox,
+    run_captured,
+)
+from trio_rollout.tools._expiration import Expiration
+
+from .fake_child import FakeBackend
+
+
+@pytest.fixture
+async def ask():
+    """Ask a tool as a model does: its arguments are JSON, as Python reads it."""
+    pause = PauseState()
+    async with open_rollout_tools() as tools, tools.open_sessions(pause=pause) as sessions:
+        runtime = tools.runtime([ShellTool(tools.run_captured), ExecCommandTool(sessions), WriteStdinTool(sessions)])
+
+        async def ask(name, arguments):
+            call = ToolCall(call_id="c", name=ToolName(name), payload=json.loads(arguments))
+            return (await runtime.call(call, turn=TurnCancellation())).output.model_text()
+
+        yield ask
+        with pause.hold():
+            assert pause.paused, "nothing that was asked has broken the pause"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "answer"),
+    [
+        ("shell", '{"argv": ["true"], "timeout_ms": NaN}', "Expected `float` >= 0.0"),
+        ("shell", '{"argv": ["true"], "timeout_ms": -5}', "Expected `float` >= 0.0"),
+        ("shell", '{"argv": ["true"], "timeout_ms": Infinity}', "Exit code: 0"),
+        ("shell", '{"argv": ["true"], "timeout_ms": 1e308}', "Exit code: 0"),
+        ("shell", f'{{"argv": ["true"], "timeout_ms": {"9" * 400}}}', "out of range"),
+        ("exec_command", '{"argv": ["true"], "yield_time_ms": NaN}', "Expected `float` >= 0.0"),
+        ("exec_command", '{"argv": ["true"], "yield_time_ms": -Infinity}', "Expected `float` >= 0.0"),
+        ("exec_command", '{"argv": ["true"], "yield_time_ms": 1e308}', "exited with code 0"),
+        ("exec_command", '{"argv": ["true"], "max_output_tokens": -3}', "Expected `int` >= 0"),
+        ("exec_command", '{"argv": ["echo", "hello"], "max_output_tokens": 0}', "tokens truncated"),
+        ("exec_command", '{"argv": ["echo", "hello"], "max_output_tokens": 1000000000000000000000}', "hello"),
+        ("write_stdin", '{"session_id": -1}', "Expected `int` >= 0"),
+        ("write_stdin", '{"session_id": 1, "yield_time_ms": NaN}', "Expected `float` >= 0.0"),
+        ("write_stdin", f'{{"session_id": {"9" * 40}}}', "Unknown process id"),
+    ],
+)
+async def test_a_models_numbers_are_refused_or_cut_and_the_next_call_is_as_ever(ask, name, arguments, answer):
+    assert answer in await ask(name, arguments)
+    assert "exited with code 0" in await ask("exec_command", '{"argv": ["true"]}')
+
+
+async def test_nan_is_refused_before_anything_is_started():
+    backend = FakeBackend()
+    async with open_exec_sessions(backend.spawn) as sessions:
+        for call in (
+            lambda: sessions.exec_command(["x"], call_id="c", yield_time=math.nan),
+            lambda: sessions.exec_to_completion(["x"], call_id="c", timeout=math.nan),
+            lambda: sessions.write_stdin(1000, "x", yield_time=math.nan),
+            lambda: sessions.poll(1000, yield_time=math.nan),
+        ):
+            with pytest.raises(ValueError, match="seconds: got nan"):
+                await call()
+        assert (sessions.statistics().started, backend.children) == (0, [])
+
+
+async def test_nan_is_no_timeout_of_a_command_or_a_sandbox(processes, tmp_path):
+    with pytest.raises(ValueError, match="seconds: got nan"):
+        await run_captured(["true"], timeout=math.nan)
+    async with open_rollout_tools() as tools:
+        with pytest.raises(ValueError, match="seconds: got nan"):
+            await tools.run_captured(["true"], timeout=math.nan)
+        with pytest.raises(ValueError, match="seconds: got nan"):
+            tools.budget(math.nan)
+        assert processes.children() == 0
+    async with open_sandbox(LocalSandboxes(tmp_path / "boxes")) as sandbox:
+        with pytest.raises(ValueError, match="seconds: got nan"):
+            await sandbox.exec(["true"], timeout=math.nan)
+
+
+async def test_a_deadline_that_a_scope_refuses_leaves_nothing_in_the_pause(autojump_clock):
+    pause = PauseState()
+    with pytest.raises(ValueError, match="NaN"), pause.until(math.nan):
+        pytest.fail("the block must not be entered")
+    with pause.until(trio.current_time() + 1):
+        await trio.sleep_forever()
+    with pause.hold():
+        assert pause.paused
+
+
+def test_infinity_and_negative_numbers_keep_their_meaning():
+    assert Expiration(timeout=math.inf).deadline(5.0) == math.inf
+    assert Expiration(timeout=-1.0).deadline(5.0) == 5.0
+    assert (ExecLimits().output_tokens(None), ExecLimits().output_tokens(0)) == (10_000, 0)
