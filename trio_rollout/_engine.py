@@ -27,7 +27,7 @@ from ._weights import WeightUpdate
 from .abc import Gateway, Generate, GroupFilter, GroupReward, InferenceServers, Instrument, Ledger, Reward, Source
 from .errors import EndOfData, EngineClosed
 from .observe import task_tree
-from .tools import open_rollout_tools
+from .tools import new_rollout_tools
 
 _LOGGER = logging.getLogger("trio_rollout")
 
@@ -272,7 +272,7 @@ async def open_rollout_engine(
         settings=settings,
         ports=ports,
         show_tasks=task_tree,
-        open_tools=partial(open_rollout_tools, deadlines=settings.deadlines, ports=ports),
+        new_tools=partial(new_rollout_tools, deadlines=settings.deadlines, ports=ports),
         gateway=gateway,
     )
     parts = await assemble(source, recipe, ledger, instruments)

@@ -107,8 +107,12 @@ async def _made(attempt: Attempt, recipe: Recipe, index: int, deadline: float) -
 
 async def _generated(attempt: Attempt, recipe: Recipe, index: int, end: float, moved: Callable[[], None]) -> object:
     prompt = untouched(attempt.prompt)
-    async with recipe.open_tools(deadline=end, on_output=moved) as tools:
-        return await recipe.generate(prompt, RolloutHandle(attempt, recipe, prompt, index, end, moved, tools))
+    rollout = RolloutHandle(attempt, recipe, prompt, index, end, moved)
+    try:
+        return await recipe.generate(prompt, rollout)
+    finally:
+        if rollout.opened_tools is not None:
+            await rollout.opened_tools.aclose()  # noqa: ASYNC102  it shields and bounds itself
 
 
 def _nothing() -> None:

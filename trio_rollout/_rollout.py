@@ -35,7 +35,8 @@ class RolloutHandle:
     index: int
     deadline: float
     _moved: Callable[[], None]
-    tools: "RolloutTools"
+    opened_tools: "RolloutTools | None" = attrs.field(default=None, init=False)
+    """Its tools, once it has asked for them: most rollouts run no command, and pay for none."""
     _turns: int = attrs.field(default=0, init=False)
 
     @property
@@ -47,6 +48,13 @@ class RolloutHandle:
     def weight_version(self) -> int:
         """The engine's newest weight version."""
         return self._recipe.gate.version
+
+    @property
+    def tools(self) -> "RolloutTools":
+        """What this rollout may run; everything that is started with it dies when the generate function is over."""
+        if self.opened_tools is None:
+            self.opened_tools = self._recipe.new_tools(deadline=self.deadline, on_output=self._moved)
+        return self.opened_tools
 
     @property
     def input(self) -> ModelInput:

@@ -17,7 +17,7 @@ from ._limits import ExecLimits, OnTurnCancel
 from ._local_sandbox import LocalSandboxes
 from ._network import AllowedHosts, NetworkGrant, NetworkPolicy, ProxyPolicy, open_proxy_policy
 from ._pause import PauseState
-from ._rollout_tools import RolloutTools, open_rollout_tools
+from ._rollout_tools import RolloutTools, new_rollout_tools, open_rollout_tools
 from ._sandbox import Sandbox, open_sandbox
 from ._sandbox_provider import NeverRan, SandboxBackend, SandboxCounts, SandboxProvider, SandboxSettings, SandboxSpec
 from ._session_values import (
@@ -148,6 +148,7 @@ __all__ = [
     "WriteStdinTool",
     "WriteToStdinError",
     "abort_text",
+    "new_rollout_tools",
     "open_exec_sessions",
     "open_proxy_policy",
     "open_rollout_tools",

@@ -28,7 +28,7 @@ from ._sandbox import Sandbox, open_sandbox, tells_of_output
 from ._sandbox_provider import SandboxProvider, SandboxSettings
 from ._session_values import SessionListener
 from ._sessions import ExecSessions, open_exec_sessions
-from ._supervisor import Supervisor, open_supervisor
+from ._supervisor import Supervisor, end_supervisor
 from ._tool import Hooks, LifecycleListener, Tool, ToolRegistry, as_registry
 from ._wrap_up import WrapUp
 
@@ -62,6 +62,13 @@ class RolloutTools:
     _on_output: Callable[[], None]
     _ports: Ports
     _wrap_up: WrapUp
+
+    async def aclose(self) -> None:
+        """Kill and reap everything that was started here: what leaving the scope of these tools does.
+
+        Blocks until that is done, shielded, as ``open_rollout_tools`` says. No command can be started afterwards.
+        """
+        await end_supervisor(self._supervisor, self._teardown, self._wrap_up)
 
     @property
     def _limits(self) -> ExecLimits:
@@ -190,6 +197,23 @@ class RolloutTools:
         return tell
 
 
+def new_rollout_tools(
+    *,
+    deadline: float = math.inf,
+    deadlines: Deadlines | None = None,
+    limits: ExecLimits | None = None,
+    on_output: Callable[[], None] = lambda: None,
+    ports: Ports | None = None,
+) -> RolloutTools:
+    """Make one rollout's tools, as ``open_rollout_tools`` does, for a caller who closes them."""
+    limits = limits or DEFAULT_LIMITS
+    wrap_up = WrapUp() if deadlines is None else WrapUp(deadlines.abort)
+    teardown = min(limits.teardown, wrap_up.seconds)
+    return RolloutTools(
+        Supervisor(teardown), deadlines or _DEADLINES, deadline, limits, teardown, on_output, ports or Ports(), wrap_up
+    )
+
+
 @asynccontextmanager
 async def open_rollout_tools(
     *,
@@ -207,10 +231,8 @@ async def open_rollout_tools(
     ``limits.teardown`` and, cancelled, ``deadlines.abort``, the time that an engine leaves to a cancelled rollout; what takes
     longer is killed without us.
     """
-    limits = limits or DEFAULT_LIMITS
-    wrap_up = WrapUp() if deadlines is None else WrapUp(deadlines.abort)
-    teardown = min(limits.teardown, wrap_up.seconds)
-    async with open_supervisor(teardown, wrap_up) as supervisor:
-        yield RolloutTools(
-            supervisor, deadlines or _DEADLINES, deadline, limits, teardown, on_output, ports or Ports(), wrap_up
-        )
+    tools = new_rollout_tools(deadline=deadline, deadlines=deadlines, limits=limits, on_output=on_output, ports=ports)
+    try:
+        yield tools
+    finally:
+        await tools.aclose()  # noqa: ASYNC102  it shields and bounds itself

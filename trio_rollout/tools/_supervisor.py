@@ -262,17 +262,21 @@ class Supervisor:
             _log.warning("the supervisor of a rollout's commands ended with status %d", status)
 
 
+async def end_supervisor(supervisor: Supervisor, teardown: float, wrap_up: WrapUp) -> None:
+    """End whatever a supervisor has left; nothing if no command was ever started.
+
+    Blocks until everything that was started is dead and reaped, in a shield of ``teardown`` seconds, less if ``wrap_up`` is
+    hurried; what takes longer is logged, and killed by the supervisor whenever it can be.
+    """
+    if supervisor.started and not await wrap_up.shielded(supervisor.close, teardown):
+        _log.warning("processes of a rollout were still alive %.1f s after they were killed", teardown)
+
+
 @asynccontextmanager
 async def open_supervisor(teardown: float, wrap_up: WrapUp) -> AsyncGenerator[Supervisor]:
-    """Contain commands for the length of a block. Entering starts nothing; the first command starts the supervisor.
-
-    Leaving blocks until everything that was started is dead and reaped, in a shield of ``teardown`` seconds, less if
-    ``wrap_up`` is hurried; what takes longer is logged, and killed by the supervisor whenever it can be.
-    """
+    """Contain commands for the length of a block. Entering starts nothing; leaving blocks as ``end_supervisor`` does."""
     supervisor = Supervisor(teardown)
     try:
         yield supervisor
     finally:
-        close = wrap_up.shielded(supervisor.close, teardown) if supervisor.started else None
-        if close is not None and not await close:  # noqa: ASYNC102  it shields and bounds itself
-            _log.warning("processes of a rollout were still alive %.1f s after they were killed", teardown)
+        await end_supervisor(supervisor, teardown, wrap_up)  # noqa: ASYNC102  it shields and bounds itself
