@@ -172,6 +172,12 @@ async def test_the_rollouts_temperature_wins(run_agent_once, open_stage):
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "image_url"),
         ({"messages": [{"role": "user", "content": "x"}], "max_tokens": -1}, "at least 1"),
         ({"messages": "x"}, "messages"),
+        ({"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 0}, "at least 1"),
+        ({"messages": [{"role": "user", "content": "x"}], "stop": ""}, "stop"),
+        ({"messages": [{"role": "user", "content": "x"}], "stop": ["a", ""], "stream": True}, "stop"),
+        ({"messages": [{"role": "user", "content": "x"}], "temperature": -1}, "temperature"),
+        ({"messages": [{"role": "user", "content": "x"}], "top_p": 7}, "top_p"),
+        ({"messages": [{"role": "user", "content": "x"}], "logprobs": True}, "logprobs"),
     ],
 )
 async def test_bad_requests_are_refused_in_openais_shape(run_agent_once, body, words):
@@ -181,7 +187,27 @@ async def test_bad_requests_are_refused_in_openais_shape(run_agent_once, body, w
                 await client.post("/chat/completions", body={"model": "policy", **body}, cast_to=object)
             await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "say hello"}])
 
-    await run_agent_once(agent)
+    await run_agent_once(agent, gateway={"agents_choose_temperature": True})
+
+
+@pytest.mark.parametrize(
+    "arguments", ["[" * 100_000, '{"a": "\\ud800"}', '{"a": NaN}', '["x"]', "", '{"a": 1' + "0" * 30 + "}"]
+)
+async def test_whatever_a_call_was_given_it_may_be_sent_back(run_agent_once, arguments):
+    """Agents send what a model has sampled, and that may be anything."""
+
+    async def agent(session):
+        call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+        messages = [
+            {"role": "user", "content": "the weather?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": "22 degrees"},
+        ]
+        async with client_of(session, max_retries=0) as client:
+            answer = await client.chat.completions.create(model="policy", messages=messages, tools=TOOLS)
+        assert answer.choices[0].message.content == "It is sunny."
+
+    await run_agent_once(agent, sampling=SamplingParams(max_new_tokens=64))
 
 
 async def test_models_and_wrong_keys(run_agent_once):

@@ -8,7 +8,17 @@ import msgspec
 
 from ._conversation import arguments_of
 from ._openai_chat import limit_of
-from ._protocol import at_least_one_message, decoded, event, function_tool, joined, key_of, refuse_unless_text
+from ._protocol import (
+    at_least_one_message,
+    decoded,
+    event,
+    function_tool,
+    joined,
+    json_schema_of,
+    key_of,
+    refuse_unless_text,
+    stops_of,
+)
 from ._refusal import Refusal
 from ._values import Answer, ChatRequest, Finish, Message, ToolUse
 
@@ -50,6 +60,10 @@ class _Choice(msgspec.Struct):
     type: str = "auto"
 
 
+class _OutputConfig(msgspec.Struct):
+    format: dict[str, Any] | None = None
+
+
 class _Body(msgspec.Struct):
     messages: list[_Message]
     max_tokens: int | None = None
@@ -61,6 +75,7 @@ class _Body(msgspec.Struct):
     temperature: float | None = None
     top_p: float | None = None
     stream: bool | None = None
+    output_config: _OutputConfig | None = None
 
 
 @final
@@ -87,12 +102,13 @@ class Messages:
                 if tool.input_schema is not None
             ),
             max_tokens=limit_of(asked.max_tokens),
-            stop=tuple(asked.stop_sequences or ()),
+            stop=stops_of(asked.stop_sequences, "stop_sequences"),
             temperature=asked.temperature,
             top_p=asked.top_p,
             stream=bool(asked.stream),
             model=asked.model,
             key=key_of("messages", body),
+            extra=json_schema_of(asked.output_config.format if asked.output_config else None, "output_config.format"),
         )
 
     def answer(self, answer: Answer, request: ChatRequest) -> dict[str, Any]:

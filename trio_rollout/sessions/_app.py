@@ -6,7 +6,7 @@ URL with it, Anthropic's one without, so that one base URL serves both.
 
 import hmac
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeAlias, final
 
@@ -20,7 +20,7 @@ from ._exchange import AsgiReceive, AsgiScope, AsgiSend, Exchange
 from ._openai_chat import ChatCompletions
 from ._openai_responses import Responses
 from ._protocol import AgentProtocol
-from ._refusal import RETRY, Refusal, refusal_of
+from ._refusal import NO_RETRY, RETRY, Refusal, refusal_of
 from ._session import GatewaySession
 from ._settings import GatewaySettings
 from ._turn import SessionTurn
@@ -56,47 +56,73 @@ class App:
     _router: Router = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._router = Router(routes=self._routes())
+        self._router = Router(routes=self._routes(), default=_Endpoint(self._nowhere))
 
     def _routes(self) -> list[Route]:
-        chat, messages = ChatCompletions(), Messages()
-        routes = [Route("/", _Endpoint(_hello), methods=["GET"])]
+        chat, messages, responses = ChatCompletions(), Messages(), Responses()
+        routes = [self._route("/", self._hello)]
         for root in ("/s/{session}", "/s/{session}/v1"):
             routes += [
-                Route(root, _Endpoint(_hello), methods=["GET"]),
-                Route(f"{root}/", _Endpoint(_hello), methods=["GET"]),
-                self._route(f"{root}/chat/completions", chat, _Turns(chat, self._settings)),
-                self._route(f"{root}/responses", Responses(), _Turns(Responses(), self._settings)),
-                self._route(f"{root}/messages", messages, _Turns(messages, self._settings)),
-                self._route(f"{root}/messages/count_tokens", messages, _CountTokens(messages, self._settings)),
-                self._route(f"{root}/models", chat, self._models, method="GET"),
+                self._route(root, self._hello),
+                self._route(f"{root}/", self._hello),
+                self._route(f"{root}/chat/completions", self._of_session(_Turns(chat, self._settings)), chat),
+                self._route(f"{root}/responses", self._of_session(_Turns(responses, self._settings)), responses),
+                self._route(f"{root}/messages", self._of_session(_Turns(messages, self._settings)), messages),
+                self._route(
+                    f"{root}/messages/count_tokens", self._of_session(_CountTokens(messages, self._settings)), messages
+                ),
+                self._route(f"{root}/models", self._of_session(self._models)),
+                self._route(f"{root}/models/{{model:path}}", self._of_session(self._model)),
             ]
         return routes
 
-    def _route(self, path: str, protocol: AgentProtocol, answerer: Answerer, *, method: str = "POST") -> Route:
-        async def answer(exchange: Exchange) -> None:
-            await self._guarded(exchange, protocol, answerer)
+    def _route(
+        self, path: str, answer: Callable[[Exchange], Awaitable[None]], protocol: AgentProtocol | None = None
+    ) -> Route:
+        """A way in: of one protocol, which is posted to, or of none in particular, which is read."""
+        methods = ("GET", "HEAD") if protocol is None else ("POST",)
 
-        return Route(path, _Endpoint(answer), methods=[method])
+        async def guarded(exchange: Exchange) -> None:
+            await self._guarded(exchange, protocol or _spoken(exchange), methods, answer)
+
+        return Route(path, _Endpoint(guarded))
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         """Answer one request."""
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1000})
+            return
         self.requests += 1
         try:
             await self._router(scope, receive, send)
         finally:
             self.requests -= 1
 
-    async def _guarded(self, exchange: Exchange, protocol: AgentProtocol, answerer: Answerer) -> None:
+    async def _nowhere(self, exchange: Exchange) -> None:
+        async def answer(exchange: Exchange) -> None:
+            await trio.lowlevel.checkpoint()
+            raise Refusal(404, f"there is nothing at {exchange.scope['path']!r:.200}")
+
+        await self._guarded(exchange, _spoken(exchange), (exchange.scope["method"],), answer)
+
+    async def _guarded(
+        self,
+        exchange: Exchange,
+        protocol: AgentProtocol,
+        methods: Sequence[str],
+        answer: Callable[[Exchange], Awaitable[None]],
+    ) -> None:
         await trio.lowlevel.checkpoint()
         try:
             self._refuse_if_busy()
-            await answerer(exchange, self._session(exchange))
+            _refuse_unless(exchange.scope["method"], methods)
+            await answer(exchange)
         except Exception as error:
             refusal = refusal_of(error)
             if not isinstance(error, Refusal | SessionClosed):
                 _LOGGER.warning("a request was refused with %s", refusal.status, exc_info=error)
             if not exchange.started:
+                await exchange.skip_body(seconds=self._settings.body_seconds)
                 await exchange.reply(refusal.status, protocol.error(refusal), refusal.headers)
 
     def _refuse_if_busy(self) -> None:
@@ -113,26 +139,55 @@ class App:
         """
         name = exchange.scope["path_params"]["session"]
         key = self._sessions.key_of(name)
-        given = exchange.header("x-api-key") or exchange.header("authorization").removeprefix("Bearer ").strip()
         if key is None:
             raise Refusal(404, "no such session")
-        if not hmac.compare_digest(key.encode(), given[:_LONGEST_KEY].encode()):
+        given = (exchange.header("x-api-key"), _bearer(exchange.header("authorization")))
+        if not any(hmac.compare_digest(key.encode(), one[:_LONGEST_KEY].encode()) for one in given):
             raise Refusal(401, "the key is not that of this session")
         session = self._sessions.find(name)
         if session is None or session.is_closing:
             raise Refusal(503, "session closed")
         return session
 
+    def _of_session(self, answerer: Answerer) -> Callable[[Exchange], Awaitable[None]]:
+        async def answer(exchange: Exchange) -> None:
+            await answerer(exchange, self._session(exchange))
+
+        return answer
+
     async def _models(self, exchange: Exchange, _session: GatewaySession) -> None:
         name = self._settings.model
-        both = {"id": name, "object": "model", "created": 0, "owned_by": "trio_rollout"}
-        both |= {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
         page = {"has_more": False, "first_id": name, "last_id": name}
-        await exchange.reply(200, {"object": "list", "data": [both], **page})
+        await exchange.reply(200, {"object": "list", "data": [_card(name)], **page})
+
+    async def _model(self, exchange: Exchange, _session: GatewaySession) -> None:
+        """Whatever name an agent was told: a turn takes any."""
+        await exchange.reply(200, _card(exchange.scope["path_params"]["model"]))
+
+    async def _hello(self, exchange: Exchange) -> None:
+        await exchange.reply(200, {"status": "ok"})
 
 
-async def _hello(exchange: Exchange) -> None:
-    await exchange.reply(200, {"status": "ok"})
+def _card(name: str) -> dict[str, object]:
+    """A model as OpenAI's and as Anthropic's clients know it."""
+    openai = {"id": name, "object": "model", "created": 0, "owned_by": "trio_rollout"}
+    return openai | {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+
+
+def _spoken(exchange: Exchange) -> AgentProtocol:
+    """The protocol of a client that is where none in particular is spoken."""
+    return Messages() if exchange.header("anthropic-version") else ChatCompletions()
+
+
+def _refuse_unless(method: str, allowed: Sequence[str]) -> None:
+    if method not in allowed:
+        names = ", ".join(allowed)
+        raise Refusal(405, f"the method must be {names}", {**NO_RETRY, "allow": names})
+
+
+def _bearer(header: str) -> str:
+    scheme, _, key = header.partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
 
 
 @final

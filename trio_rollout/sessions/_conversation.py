@@ -7,7 +7,6 @@ stands behind them is tokenised. If the model's chat template writes the history
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -122,7 +121,8 @@ def _content_of(message: Message) -> list[Any]:
 def arguments_of(text: str) -> Any:
     """A call's arguments as templates want them: an object, if the text is one."""
     try:
-        value = json.loads(text)
-    except ValueError:
+        # Not json's: it takes half characters and endless nesting, which nothing behind it can write again.
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
         return text
     return value if isinstance(value, dict) else text

@@ -27,6 +27,7 @@ class Exchange:
     _send: AsgiSend
     started: bool = attrs.field(default=False, init=False)
     """Whether the head of the answer was sent."""
+    _read: bool = attrs.field(default=False, init=False)
 
     def header(self, name: str) -> str:
         """The request's header of this lower-case name; empty if there is none."""
@@ -37,9 +38,13 @@ class Exchange:
         """Read the request's body.
 
         Raises:
-          Refusal: it is too large (413), or does not come in time or whole (408).
+          Refusal: it is too large (413), does not come in time or whole (408), or is packed (415).
 
         """
+        encoding = self.header("content-encoding")
+        if encoding.lower() not in {"", "identity"}:
+            raise Refusal(415, f"content-encoding: got {encoding!r}, allowed: identity")
+        self._read = True
         data = bytearray()
         too_large = False
         with trio.move_on_after(seconds):
@@ -56,6 +61,13 @@ class Exchange:
                     raise Refusal(413, f"the body is too large: at most {most} bytes")
                 return bytes(data)
         raise Refusal(413 if too_large else 408, f"the body did not come whole within {seconds} s and {most} bytes")
+
+    async def skip_body(self, *, seconds: float) -> None:
+        """Read a body that nobody wants: to a client that still sends, an answer may be lost with the connection."""
+        with trio.move_on_after(seconds):
+            while not self._read:
+                message = await self._receive()
+                self._read = message["type"] == "http.disconnect" or not message.get("more_body", False)
 
     async def while_connected(self, answer: Callable[[], Awaitable[None]]) -> None:
         """Run ``answer`` unless and until the client has gone. To be used once the request is read."""

@@ -4,9 +4,10 @@ Hypercorn's own ``serve`` is not used for one reason: it keeps a connection that
 time is over, and that time has to be long here. Seen: a socket and three tasks left for ten minutes by every agent that exited.
 """
 
+import logging
 import socket
 from functools import partial
-from typing import Any, final
+from typing import Any, Final, final
 
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
@@ -19,6 +20,7 @@ from hypercorn.typing import ConnectionState, LifespanState
 from ._app import App
 from ._settings import GatewaySettings
 
+_LOGGER: Final = logging.getLogger("trio_rollout.sessions")
 # Between two requests of an agent lies a tool call; a connection that is gone by then costs it a retry.
 _KEEP_ALIVE_S = 600.0
 
@@ -28,6 +30,13 @@ class _Connection(TCPServer):
     """One that ends when its client has gone and its last answer is over."""
 
     _gone = False
+
+    async def run(self) -> None:
+        """Serve it. Seen: a path that is not ASCII, over HTTP/2, raised through here and ended the whole gateway."""
+        try:
+            await super().run()
+        except* Exception as errors:
+            _LOGGER.warning("a connection was ended by an error of the HTTP server's", exc_info=errors)
 
     async def _read_data(self) -> None:
         try:

@@ -6,7 +6,17 @@ import attrs
 import msgspec
 
 from ._conversation import arguments_of
-from ._protocol import at_least_one_message, decoded, event, function_tool, joined, key_of, refuse_unless_text
+from ._protocol import (
+    at_least_one_message,
+    decoded,
+    event,
+    function_tool,
+    joined,
+    json_schema_of,
+    key_of,
+    refuse_unless_text,
+    stops_of,
+)
 from ._refusal import Refusal
 from ._values import Answer, ChatRequest, Message
 
@@ -92,6 +102,7 @@ class _Body(msgspec.Struct):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     response_format: dict[str, Any] | None = None
+    logprobs: bool | None = None
 
 
 @final
@@ -105,19 +116,22 @@ class ChatCompletions:
         at_least_one_message(asked.messages)
         if asked.n not in {None, 1}:
             raise Refusal(400, f"n: got {asked.n}, allowed: 1; send one request for each sample")
+        if asked.logprobs:
+            raise Refusal(400, "logprobs: they go to the trainer, not to the agent")
+        most = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
         tools = [] if asked.tool_choice == "none" else [tool.function for tool in asked.tools or () if tool.function]
         return ChatRequest(
             messages=tuple(message.as_message(place) for place, message in enumerate(asked.messages)),
             tools=tuple(function_tool(tool.name, tool.description or "", tool.parameters) for tool in tools),
-            max_tokens=limit_of(asked.max_completion_tokens or asked.max_tokens),
-            stop=(asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ()),
+            max_tokens=limit_of(most),
+            stop=stops_of(asked.stop, "stop"),
             temperature=asked.temperature,
             top_p=asked.top_p,
             stream=bool(asked.stream),
             include_usage=bool(asked.stream_options and asked.stream_options.include_usage),
             model=asked.model,
             key=key_of("chat", body),
-            extra=_constraint(asked.response_format),
+            extra=json_schema_of(asked.response_format, "response_format"),
         )
 
     def answer(self, answer: Answer, request: ChatRequest) -> dict[str, Any]:
@@ -186,18 +200,6 @@ def limit_of(asked: int | None) -> int | None:
     if asked is not None and asked < 1:
         raise Refusal(400, f"the limit on new tokens: got {asked}, allowed: at least 1")
     return asked
-
-
-def _constraint(form: dict[str, Any] | None) -> dict[str, object]:
-    """SGLang's own constraint for a response format."""
-    kind = None if form is None else form.get("type")
-    if form is None or kind in {"text", None}:
-        return {}
-    if kind == "json_schema" and isinstance(form.get("json_schema"), dict):
-        return {"json_schema": msgspec.json.encode(form["json_schema"].get("schema") or {}).decode()}
-    if kind == "json_object":
-        return {"json_schema": '{"type":"object"}'}
-    raise Refusal(400, f"response_format: got type {kind!r}, allowed: text, json_object, json_schema")
 
 
 def _head(turn: str, request: ChatRequest, kind: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import msgspec
 
 from ._openai_chat import ChatCompletions, limit_of
 from ._openai_items import Item, messages_of
-from ._protocol import at_least_one_message, decoded, event, function_tool, key_of
+from ._protocol import at_least_one_message, decoded, event, function_tool, json_schema_of, key_of
 from ._refusal import Refusal
 from ._values import Answer, ChatRequest, Finish, Message
 
@@ -19,6 +19,10 @@ class _Tool(msgspec.Struct):
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
+
+
+class _Text(msgspec.Struct):
+    format: dict[str, Any] | None = None
 
 
 class _Body(msgspec.Struct):
@@ -34,6 +38,8 @@ class _Body(msgspec.Struct):
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = None
+    text: _Text | None = None
+    top_logprobs: int | None = None
 
 
 @final
@@ -46,6 +52,8 @@ class Responses:
         asked: _Body = decoded(body, _Body)
         if asked.conversation is not None or asked.background:
             raise Refusal(400, "conversation and background are not supported: name a previous_response_id, and wait")
+        if asked.top_logprobs:
+            raise Refusal(400, "top_logprobs: they go to the trainer, not to the agent")
         items = [Item(content=asked.input)] if isinstance(asked.input, str) else asked.input
         at_least_one_message(items)
         first: list[Message] = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
@@ -62,6 +70,7 @@ class Responses:
             key=key_of("responses", body),
             previous=(asked.previous_response_id or "").removeprefix(_RESPONSE),
             instructions=len(first),
+            extra=json_schema_of(asked.text.format if asked.text else None, "text.format"),
         )
 
     def answer(self, answer: Answer, request: ChatRequest) -> dict[str, Any]:

@@ -96,6 +96,39 @@ def function_tool(name: str, description: str, parameters: Any) -> dict[str, Any
     }
 
 
+def stops_of(given: str | Sequence[str] | None, name: str) -> tuple[str, ...]:
+    """Stop sequences, one or several.
+
+    Raises:
+      Refusal: one is empty.
+
+    """
+    stops = (given,) if isinstance(given, str) else tuple(given or ())
+    if "" in stops:
+        raise Refusal(400, f"{name}: got an empty one, which would stop everything")
+    return stops
+
+
+def json_schema_of(form: Mapping[str, Any] | None, name: str) -> dict[str, object]:
+    """SGLang's own constraint for the format of an answer.
+
+    Raises:
+      Refusal: it is neither text nor JSON.
+
+    """
+    kind = None if form is None else form.get("type")
+    if form is None or kind in {"text", None}:
+        return {}
+    if kind == "json_schema":
+        # Chat Completions wraps it once more.
+        inner = form.get("json_schema")
+        schema = (inner if isinstance(inner, dict) else form).get("schema")
+        return {"json_schema": msgspec.json.encode(schema or {}).decode()}
+    if kind == "json_object":
+        return {"json_schema": '{"type":"object"}'}
+    raise Refusal(400, f"{name}: got type {kind!r}, allowed: text, json_object, json_schema")
+
+
 def refuse_unless_text(kind: str, known: Sequence[str], where: str) -> None:
     """Refuse a content part that is no text.
 

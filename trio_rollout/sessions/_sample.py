@@ -12,9 +12,10 @@ from .._core.sampling import SamplingParams
 from .._core.token_tree import Drift
 from .._core.values import Turn
 from ..abc import Rollout
-from ..errors import ServerError
+from ..errors import ServerError, SettingsError
 from ._conversation import Conversation, arguments_of
 from ._parsers import Parsed, Parser
+from ._refusal import Refusal
 from ._reveal import Reveal
 from ._settings import GatewaySettings
 from ._turn import SessionTurn
@@ -35,7 +36,7 @@ class Sampler:
 
     def reveal(self, request: ChatRequest) -> Reveal:
         """What shows an answer to this request while it is sampled."""
-        stop = (*self.sampling.stop, *request.stop)
+        stop = tuple(filter(None, (*self.sampling.stop, *request.stop)))
         marked_up = self.parser.takes_apart(request.tools)
         return Reveal(self.conversation.tokenizer, marked_up, stop, thinks=self.parser.finds_thoughts)
 
@@ -44,8 +45,8 @@ class Sampler:
         while (beginning := await turn.wait_for_question()) is not None:
             try:
                 parsed = await self.parser.parse(beginning, ())
-            except ServerError:
-                return  # it is all told at the end, if there is one
+            except Exception:  # noqa: BLE001  the parser may be the user's; it is asked again at the end, where it counts
+                return
             turn.learn(parsed.reasoning, parsed.text)
 
     async def sample(self, turn: SessionTurn, rollout: Rollout) -> tuple[Answer, Stop]:
@@ -53,6 +54,7 @@ class Sampler:
 
         Raises:
           RequestRejected: the chat template or the servers refuse it.
+          Refusal: its temperature or top_p is out of range, and agents may choose them.
           ServerError: the servers failed, or their parsers did.
 
         """
@@ -94,11 +96,14 @@ class Sampler:
         )
         if not self.settings.agents_choose_temperature:
             return chosen
-        return attrs.evolve(
-            chosen,
-            temperature=chosen.temperature if request.temperature is None else request.temperature,
-            top_p=chosen.top_p if request.top_p is None else request.top_p,
-        )
+        try:
+            return attrs.evolve(
+                chosen,
+                temperature=chosen.temperature if request.temperature is None else request.temperature,
+                top_p=chosen.top_p if request.top_p is None else request.top_p,
+            )
+        except SettingsError as error:
+            raise Refusal(400, str(error)) from error
 
 
 def _check_shown(turn: SessionTurn, sampled: Turn) -> None:
