@@ -22,7 +22,7 @@ from ._fate import Fate
 from ._freshness import Freshness
 from ._ready import ReadyBuffer
 from ._record import Record
-from .errors import EndOfData, EngineClosed, RolloutError
+from .errors import EndOfData, EngineClosed, RolloutError, ServerError
 
 
 @final
@@ -88,6 +88,8 @@ class Delivery:
     async def _hand_out(self, decision: Decision, statistics: Callable[[], EngineStatistics]) -> Batch:
         if decision.answer is Answer.FAILED and self.fate.error is not None:
             self.fate.tell(self.fate.error)
+        if decision.answer is Answer.OBSTRUCTED:
+            raise ServerError(str(self.fate.obstacle))
         if decision.answer is Answer.END:
             raise EndOfData("the source has ended and every group is delivered, filtered or quarantined")
         if decision.answer is Answer.CLOSED:

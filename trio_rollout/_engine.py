@@ -53,6 +53,7 @@ class RolloutEngine:
           EndOfData: every group was delivered, filtered or quarantined.
           EngineClosed: the engine was drained and nothing is left, or its block was left.
           RuntimeError: it would have to wait inside its caller's own ``weight_update``.
+          ServerError: it would have to wait for a weight update: no server that answers has the current weights.
           Exception: the engine's own failure (SourceError, LedgerError, an exhausted failure budget), at once.
         """
         if not is_whole(size, 1):
@@ -194,6 +195,7 @@ class RolloutEngine:
             failed=parts.fate.error is not None,
             failure_told=parts.fate.told,
             due=parts.weights.freshness.due(),
+            obstructed=parts.fate.obstacle is not None,
         )
 
     def _refuse_if_closed(self, what: str) -> None:

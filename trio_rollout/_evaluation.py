@@ -4,7 +4,7 @@ Its attempts are children of the caller's task. A weight update restarts what it
 a prompt that failed for good is a group of FAILED trajectories.
 """
 
-from typing import final
+from typing import NoReturn, final
 
 import attrs
 import trio
@@ -21,6 +21,7 @@ from ._recipe import Recipe
 from ._signal import StateChange
 from ._slots import Slots
 from .abc import Generate, Source
+from .errors import ServerError
 
 _AT_ONCE = 64
 """How many prompts are taken from the source in one call."""
@@ -42,22 +43,42 @@ class Evaluation:
         """Evaluate every prompt of the source.
 
         Raises:
+          ServerError: it could go on only after a weight update.
           Exception: the engine's own failure, as soon as it happens; whatever the source raises, as it is.
         """
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._give_up_with_engine, nursery.cancel_scope, name="evaluation: engine failure")
-            async with trio.open_nursery() as prompts:
+            source_error: Exception | None = None
+            with trio.CancelScope() as work:
+                nursery.start_soon(self._give_up_with_engine, work, name="evaluation: engine failure")
+                source_error = await self._run_all(source)
+            nursery.cancel_scope.cancel()
+        if source_error is not None:
+            raise source_error
+        if work.cancelled_caught:
+            self._say_why()
+        return tuple(group for group in self._groups.values() if group is not None)
+
+    async def _run_all(self, source: Source) -> Exception | None:
+        """Run every prompt; what the source raised ends all of them, and is returned."""
+        async with trio.open_nursery() as prompts:
+            try:
                 while taken := await source.take(_AT_ONCE):
                     for prompt in taken:
                         self._groups[prompt.group_id] = None
                         prompts.start_soon(self._one, prompt, name=f"evaluate {prompt.group_id}")
-            nursery.cancel_scope.cancel()
-        self.fate.check()
-        return tuple(group for group in self._groups.values() if group is not None)
+            except Exception as error:  # noqa: BLE001  the boundary of the source: raised by the caller, bare
+                prompts.cancel_scope.cancel(reason="the source of the evaluation failed")
+                return error
+        return None
 
-    async def _give_up_with_engine(self, all_of_it: trio.CancelScope) -> None:
-        await self.fate.changed.wait_until(lambda: self.fate.error is not None)
-        all_of_it.cancel(reason="the engine failed")
+    async def _give_up_with_engine(self, work: trio.CancelScope) -> None:
+        await self.fate.changed.wait_until(lambda: self.fate.error is not None or self.fate.obstacle is not None)
+        work.cancel(reason="the engine failed, or cannot go on before a weight update")
+
+    def _say_why(self) -> NoReturn:
+        if self.fate.error is not None:
+            self.fate.tell(self.fate.error)
+        raise ServerError(f"evaluate: {self.fate.obstacle}")
 
     async def _one(self, prompt: Prompt) -> None:
         number = attempts = free = 0

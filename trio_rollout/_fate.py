@@ -14,16 +14,22 @@ from ._signal import StateChange
 @final
 @attrs.define(eq=False, repr=False)
 class Fate:
-    """Whether the engine has failed, and whether its user knows."""
+    """Whether the engine has failed, and whether its user knows. ``obstacle``: what only its user can remove."""
 
     changed: StateChange
     error: Exception | None = attrs.field(default=None, init=False)
     told: bool = attrs.field(default=False, init=False)
+    obstacle: str | None = attrs.field(default=None, init=False)
 
     def fail(self, error: Exception) -> None:
         """Store a failure and wake everybody who waits for something that cannot come now."""
         if self.error is None:
             self.error = error
+        self.changed.notify()
+
+    def obstruct(self, obstacle: str | None) -> None:
+        """Nothing goes on until the user has done something, or again (None); wake everybody who waits."""
+        self.obstacle = obstacle
         self.changed.notify()
 
     def check(self) -> None:

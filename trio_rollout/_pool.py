@@ -74,6 +74,7 @@ class Pool:
             task_status.started()
             with self._admission:
                 async with trio.open_nursery() as admitting:
+                    admitting.start_soon(self._note_obstacles, name="note obstacles")
                     admitting.start_soon(self._pull, name="pull prompts")
                     admitting.start_soon(self._admit, attempts, name="admit groups")
 
@@ -92,6 +93,10 @@ class Pool:
             fresh_room=self.freshness.room(under_way + len(self.ready)),
             ahead=max(1, self.slots.total // per_group // _AHEAD),
         )
+
+    async def _note_obstacles(self) -> None:
+        while True:
+            self.fate.obstruct(await self.recipe.servers.obstacle_after(self.fate.obstacle))
 
     async def _pull(self) -> None:
         while not self.exhausted:

@@ -213,6 +213,14 @@ class InferenceServers(Protocol):
         """From now on only servers that name this version get work (those that never named one excepted)."""
         ...
 
+    async def obstacle_after(self, known: str | None) -> str | None:
+        """Wait until what keeps every request from being sent is something else than ``known``, and return it.
+
+        An obstacle is what only a weight update ends: servers answer, and none has the required version. Servers that are
+        lost or busy are none, for they may come back. None: there is no obstacle. Cancelled, nothing has changed.
+        """
+        ...
+
     async def flush_cache(self) -> None:
         """Empty every server's prefix cache."""
         ...

@@ -96,6 +96,25 @@ async def test_it_hears_of_the_engines_failure():
             await w.engine.evaluate(IterableSource([Prompt(id="e", input_ids=[1, 9, 9])]))
 
 
+async def test_after_a_failure_that_was_told_it_refuses_and_gives_no_part_of_the_groups():
+    async with world(20, plan=lambda *_: Fail(ValueError("all broken"), 1.0), failure_budget=2) as w:
+        with pytest.raises(RolloutError, match="all broken"):
+            await w.engine.next_batch(2)
+        with pytest.raises(RolloutError, match="all broken"):
+            await w.engine.evaluate(held_out(2))
+
+
+async def test_what_its_source_raises_comes_out_as_it_is():
+    class Broken:
+        async def take(self, count):
+            await trio.sleep(1)
+            raise OSError("no such file")
+
+    async with world(0) as w:
+        with pytest.raises(OSError, match="no such file"):
+            await w.engine.evaluate(Broken())
+
+
 async def test_cancelled_it_leaves_training_alone():
     """F078."""
     plan = lambda _, prompt: HANG if prompt[1] == 9 else Say()

@@ -14,6 +14,7 @@ import trio
 
 from .._core.statistics import ServerCounts, ServerStatistics
 from .._ports import Ports
+from ._decoding import Decoding
 from ._server import Server
 from ._settings import ServerSettings
 from ._wire import RequestEncoder
@@ -30,6 +31,7 @@ class Fleet:
     settings: ServerSettings
     ports: Ports
     requests: RequestEncoder
+    decoding: Decoding = attrs.field(factory=Decoding)
     required: int | None = None
     """Only servers that name this version get work (those that never named one excepted)."""
     window: bool = False
@@ -120,6 +122,31 @@ class Fleet:
         """It has said that it continues."""
         server.paused = False
         self.notify()
+
+    def obstacle(self) -> str | None:
+        """Why nothing can be sent before a weight update; None if something can, or may be able to without one."""
+        behind = [server for server in self.servers if server.lost is None and not server.paused]
+        if self.window or not behind or any(self.usable(server) for server in behind):
+            return None
+        states = [f"{server.url} names {server.naming.now.name!r}" for server in behind]
+        states += [f"{url} is lost ({why})" for url, why in self.losses().items()]
+        return (
+            f"no server has weight version {self.required}, and none gets work until a weight update has brought it to the "
+            f"current version: {'; '.join(states)}"
+        )
+
+    async def obstacle_after(self, known: str | None) -> str | None:
+        """Wait until the obstacle is another one than ``known``; a new one counts once it has lasted for the control budget."""
+        while True:
+            while (found := self.obstacle()) == known:
+                await self._changed.wait()
+            if found is None:
+                return None
+            with trio.move_on_after(self.settings.control):
+                while self.obstacle() == found:
+                    await self._changed.wait()
+                continue
+            return found
 
     def require_version(self, version: int) -> None:
         """From now on only servers that name this version get work (those that never named one excepted)."""

@@ -24,6 +24,7 @@ from .._tokenizer import Tokenizer, load_tokenizer
 from ..abc import ModelInput, OnTokens
 from ..errors import RequestRejected
 from . import _control as control
+from ._decoding import Decoding
 from ._fleet import Fleet
 from ._generate import Generation
 from ._http import Connector, socket_connector
@@ -152,6 +153,14 @@ class SGLangServers:
         """From now on only servers that name this version get work (those that never named one excepted)."""
         self._fleet.require_version(version)
 
+    async def obstacle_after(self, known: str | None) -> str | None:
+        """Wait until what keeps every request from being sent is something else than ``known``, and return it.
+
+        There is an obstacle when servers have answered for as long as a control call may take, and none of them names the
+        required version: only a weight update ends that. None: there is none. Cancelled, nothing has changed.
+        """
+        return await self._fleet.obstacle_after(known)
+
     async def flush_cache(self) -> None:
         """Empty every server's prefix cache; asked again while a server refuses because requests are still leaving it.
 
@@ -241,7 +250,7 @@ async def open_sglang_servers(
     try:
         vocab_size = await vocab_size_of(await meet(servers, settings), settings, run_sync)
         encoder = RequestEncoder(vocab_size, await context_length_of(servers, settings))
-        fleet = Fleet(servers, settings, ports if ports is not None else Ports(), encoder)
+        fleet = Fleet(servers, settings, ports or Ports(), encoder, Decoding(run_sync))
         async with open_service(partial(_serve, fleet), lambda _value, _error: _leave(fleet)):
             yield SGLangServers(fleet=fleet, tokenizer=loaded, abort_s=settings.abort, control_s=settings.control)
     finally:

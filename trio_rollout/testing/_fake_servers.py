@@ -221,6 +221,11 @@ class FakeServers:
         """Remember what was required."""
         self.required = version
 
+    async def obstacle_after(self, known: str | None) -> str | None:
+        """Nothing but a pause keeps requests from it: waits for ever."""
+        del known
+        await trio.sleep_forever()
+
     async def flush_cache(self) -> None:
         """It has no cache."""
         await trio.lowlevel.checkpoint()

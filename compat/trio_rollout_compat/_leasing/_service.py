@@ -40,6 +40,11 @@ class NoServers:
     def require_version(self, version: int) -> None:
         """Nothing."""
 
+    async def obstacle_after(self, known: str | None) -> str | None:
+        """None that would be known here: waits for ever."""
+        del known
+        await trio.sleep_forever()
+
     def statistics(self) -> ServerStatistics:
         """Nothing of anything."""
         return ServerStatistics(servers=(), connections=0, debts=0, orphans=0, late=0)

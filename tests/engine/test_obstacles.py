@@ -1,0 +1,88 @@
+"""What only the trainer can end is told to it: servers that all restarted with old weights."""
+
+import re
+
+import pytest
+import trio
+
+from trio_rollout import EngineSettings, IterableSource, SamplingParams, SingleTurn
+from trio_rollout.errors import ServerError
+from trio_rollout.testing import FakeSGLang, SimWorld, prompts
+
+URLS = ("http://s0:1", "http://s1:1")
+
+
+def simulated(scenario, seed=0):
+    """Two servers at version 3, an engine of four groups of one rollout, and what the scenario does with it."""
+
+    async def whole(world):
+        fakes = {url: FakeSGLang() for url in URLS}
+        for url, fake in fakes.items():
+            fake.version = "3"
+            world.net.add_host(url, fake.serve, restarted=fake.kill)
+        settings = EngineSettings(samples_per_prompt=1, max_running=2)
+        generate = SingleTurn(SamplingParams(max_new_tokens=8))
+        async with (
+            world.open_servers(URLS) as servers,
+            world.open_engine(IterableSource(prompts(4)), generate, servers=servers, settings=settings) as engine,
+        ):
+            for url in URLS:
+                world.net.host(url).kill()
+            await trio.sleep(30)
+            for url, fake in fakes.items():
+                fake.version = "default"
+                world.net.host(url).start()
+            return await scenario(engine, fakes, world)
+
+    return SimWorld(seed=seed).run(whole).value
+
+
+async def update(engine, fakes):
+    async with engine.weight_update(version=4):
+        for fake in fakes.values():
+            fake.version = "4"
+
+
+def test_a_consumer_hears_that_only_a_weight_update_helps_and_goes_on_after_it():
+    async def scenario(engine, fakes, world):
+        with pytest.raises(ServerError, match=re.escape("no server has weight version 3")) as raised:
+            await engine.next_batch(4)
+        assert all(f"{url} names 'default'" in str(raised.value) for url in fakes)
+        began = trio.current_time()
+        with pytest.raises(ServerError, match="until a weight update"):
+            await engine.next_batch(4)
+        assert trio.current_time() == began
+        await update(engine, fakes)
+        return {group.newest_version for group in (await engine.next_batch(4)).groups}
+
+    assert simulated(scenario) == {4}
+
+
+def test_it_does_not_hear_of_it_if_a_server_with_the_right_weights_comes_back_within_the_control_budget():
+    async def scenario(engine, fakes, world):
+        world.net.host(URLS[1]).kill()
+        await trio.sleep(20)
+        fakes[URLS[1]].version = "3"
+        world.net.host(URLS[1]).start()
+        return {group.newest_version for group in (await engine.next_batch(4)).groups}
+
+    assert simulated(scenario) == {3}
+
+
+def test_servers_that_are_all_away_are_waited_for():
+    async def scenario(engine, fakes, world):
+        for url in URLS:
+            world.net.host(url).kill()
+        with trio.move_on_after(600) as patience:
+            await engine.next_batch(4)
+        assert patience.cancelled_caught
+
+    simulated(scenario)
+
+
+def test_evaluation_hears_of_it():
+    async def scenario(engine, fakes, world):
+        with pytest.raises(ServerError, match="until a weight update"):
+            await engine.evaluate(IterableSource(prompts(2, prefix="e")))
+
+    simulated(scenario)
