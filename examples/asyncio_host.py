@@ -23,7 +23,7 @@ from trio_rollout import (
     open_sglang_servers,
 )
 from trio_rollout.tiny import DATA, open_tiny_process
-from trio_rollout_compat import asyncio_reward, exit_on_sigterm, open_bridge, open_engine_thread
+from trio_rollout_compat import aopen_engine_thread, asyncio_reward, exit_on_sigterm, open_bridge
 
 STEPS = 3
 
@@ -61,17 +61,13 @@ async def train(batch: Batch) -> None:
 
 
 async def main() -> None:
-    """An asyncio program; starting and closing block, so they are done in a thread."""
+    """An asyncio program: its loop goes on while the engine starts and while it ends."""
     lifespan = functools.partial(open_engine, asyncio.get_running_loop())
-    opened = open_engine_thread(lifespan)
-    engine = await asyncio.to_thread(opened.__enter__)
-    try:
+    async with aopen_engine_thread(lifespan) as engine:
         for _ in range(STEPS):
             batch = await engine.acall(engine.value.next_batch, 2)
             await train(batch)
             await engine.acall(batch.ack)
-    finally:
-        await asyncio.to_thread(opened.__exit__, None, None, None)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from .sandboxes import SlimeSandbox as SlimeSandbox
 from .sandboxes import SlimeSandboxes as SlimeSandboxes
 from .sandboxes import open_slime_sandboxes as open_slime_sandboxes
 from .thread import EngineThread as EngineThread
+from .thread import aopen_engine_thread as aopen_engine_thread
 from .thread import exit_on_sigterm as exit_on_sigterm
 from .thread import open_engine_thread as open_engine_thread
 
@@ -34,6 +35,7 @@ __all__ = [
     "SlimeSandbox",
     "SlimeSandboxes",
     "aiohttp_client",
+    "aopen_engine_thread",
     "asyncio_generate",
     "asyncio_reward",
     "exit_on_sigterm",

@@ -10,7 +10,8 @@ import trio
 
 from trio_rollout._service import open_service
 from trio_rollout.errors import EngineClosed
-from trio_rollout_compat.thread import EngineStuck, EngineThread, open_engine_thread
+from trio_rollout_compat.bridge import AsyncioCancelled
+from trio_rollout_compat.thread import EngineStuck, EngineThread, aopen_engine_thread, open_engine_thread
 
 
 class Engine:
@@ -96,14 +97,110 @@ def test_sixteen_threads_call_at_once(thread):
         assert list(pool.map(lambda number: thread.call(thread.value.add, number), range(64))) == list(range(64))
 
 
+class Odd(BaseException):
+    """Nobody's business but that of whoever raised it."""
+
+
 @pytest.mark.parametrize(
-    "error", [ValueError("x"), TimeoutError("its own"), ExceptionGroup("g", [OSError()]), SystemExit(3)]
+    "error",
+    [
+        ValueError("x"),
+        TimeoutError("its own"),
+        ExceptionGroup("g", [OSError()]),
+        SystemExit(3),
+        KeyboardInterrupt(),
+        GeneratorExit(),
+        Odd(),
+        BaseExceptionGroup("g", [SystemExit(3), asyncio.CancelledError()]),
+    ],
 )
 def test_an_error_reaches_its_caller_and_the_engine_lives_on(thread, error):
     with pytest.raises(type(error)) as caught:
         thread.call(thread.value.fail, error, timeout=10)
     assert caught.value is error
     assert thread.call(thread.value.add, 1) == 1
+
+
+def rogue():
+    """A Cancelled that somebody has kept: no scope wants it any more."""
+
+    async def cancelled():
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            try:
+                await trio.sleep_forever()
+            except trio.Cancelled as error:
+                kept.append(error)
+                raise
+
+    kept = []
+    trio.run(cancelled)
+    return kept[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "seen", "message"),
+    [
+        (asyncio.CancelledError, AsyncioCancelled, "nobody on the Trio side asked for"),
+        (concurrent.futures.CancelledError, AsyncioCancelled, "nobody on the Trio side asked for"),
+        (StopIteration, RuntimeError, r"fail raised StopIteration\(\)"),
+        (rogue, RuntimeError, "fail raised .*Cancelled"),
+    ],
+)
+def test_what_a_future_can_t_carry_comes_as_an_exception_with_it_as_the_cause(thread, make, seen, message):
+    """In a host it would say that the host's own wait was cancelled, or would not arrive at all."""
+    error = make()
+
+    def fail():  # a coroutine would make a RuntimeError of a StopIteration by itself
+        raise error
+
+    with pytest.raises(seen, match=message) as caught:
+        thread.call(fail, timeout=10)
+    assert caught.value.__cause__ is error
+    with pytest.raises(seen, match=message):
+        asyncio.run(asyncio.wait_for(thread.acall(fail), 10))
+    assert thread.call(thread.value.add, 1) == 1
+
+
+def test_an_exit_among_the_tasks_of_a_call_ends_that_call_only(thread):
+    async def leave():
+        await trio.lowlevel.checkpoint()
+        raise SystemExit(3)
+
+    async def parent():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leave)
+            nursery.start_soon(trio.sleep_forever)
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        thread.call(parent, timeout=10)
+    assert [type(error) for error in caught.value.exceptions] == [SystemExit]
+    assert thread.call(thread.value.add, 1) == 1
+
+
+def test_what_a_cancelled_call_raises_beside_its_cancellation_is_told(thread):
+    """Its cleanup fails, in a nursery, while the engine is closed."""
+    reached = threading.Event()
+
+    async def fail():
+        try:
+            reached.set()
+            await trio.sleep_forever()
+        finally:
+            raise Odd
+
+    async def parent():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail)
+            nursery.start_soon(trio.sleep_forever)
+
+    future = thread.submit(parent)
+    reached.wait()
+    thread.close()
+    with pytest.raises(BaseExceptionGroup) as caught:
+        future.result(10)
+    assert [type(error) for error in caught.value.exceptions] == [Odd]
+    assert thread.value.log == ["left"]
 
 
 def test_a_timeout_cancels_and_waits_for_the_cleanup(thread):
@@ -121,6 +218,45 @@ def test_a_result_of_the_last_moment_is_not_lost(thread):
     release = threading.Event()
     threading.Timer(0.05, release.set).start()
     assert thread.call(late, timeout=0.01) == "a batch"
+
+
+def test_a_result_that_comes_between_the_timeout_and_the_look_at_it_is_not_lost(thread, monkeypatch):
+    """The waiting thread was told of the timeout, and runs again only when the answer is there."""
+
+    async def late():
+        go.set()
+        await trio.to_thread.run_sync(release.wait)
+        return "a batch"
+
+    go, release, wait = threading.Event(), threading.Event(), concurrent.futures.wait
+
+    def waited(futures, timeout=None):
+        answer = wait(futures, timeout)
+        go.wait()
+        release.set()
+        wait(futures)
+        return answer
+
+    monkeypatch.setattr(concurrent.futures, "wait", waited)
+    monkeypatch.setattr(
+        concurrent.futures.Future, "result", timed_out_late(concurrent.futures.Future.result, go, release)
+    )
+    assert thread.call(late, timeout=0.01) == "a batch"
+
+
+def timed_out_late(result, go, release):
+    """A ``Future.result`` that tells of its timeout only when the answer is there."""
+
+    def late(future, timeout=None):
+        try:
+            return result(future, timeout)
+        except TimeoutError:
+            go.wait()
+            release.set()
+            result(future)
+            raise
+
+    return late
 
 
 def test_cancelling_the_future_cancels_the_function(thread):
@@ -210,6 +346,48 @@ def test_closed_before_it_was_started():
     thread.close()
 
 
+def test_it_can_t_be_started_again(thread):
+    thread.close()
+    with pytest.raises(EngineClosed, match=r"start: the engine is closed"):
+        thread.start()
+
+
+def test_a_failed_one_can_t_be_started_again():
+    thread = EngineThread(lifespan).start()
+    with pytest.raises(EngineClosed):
+        thread.call(thread.value.trigger)
+    with pytest.raises(EngineClosed, match="producer") as caught:
+        thread.start()
+    assert caught.value.__cause__ is CRASH
+
+
+def test_before_it_is_started_there_is_no_value():
+    with pytest.raises(EngineClosed, match="value: the engine is not started"):
+        _ = EngineThread(lifespan).value
+
+
+def test_started_from_many_threads_at_once_it_starts_once(monkeypatch):
+    starts, thread = [], EngineThread(lifespan)
+    real, barrier = threading.Thread.start, threading.Barrier(8)
+
+    def start(self):
+        if self.name == "trio-rollout engine":
+            starts.append(1)
+            threading.Event().wait(0.05)  # everybody else comes here meanwhile, if nothing keeps them out
+        real(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+    def run():
+        barrier.wait()
+        return thread.start()
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert {future.result() for future in [pool.submit(run) for _ in range(8)]} == {thread}
+    assert starts == [1]
+    thread.close()
+
+
 def test_closing_ends_the_calls_under_way():
     thread = EngineThread(lifespan).start()
     reached = threading.Event()
@@ -243,7 +421,7 @@ def test_a_crash_that_no_call_was_told_of_is_raised_on_closing():
     thread = EngineThread(lifespan).start()
     thread.call(trio.lowlevel.checkpoint)
     thread._life.soon(thread.value.crash.set)
-    thread._life.over.wait()
+    thread._life.over.result()
     with pytest.raises(RuntimeError, match="producer") as caught:
         thread.close()
     assert caught.value is CRASH
@@ -302,3 +480,57 @@ def test_a_wedged_engine_is_named_and_left_to_itself():
         thread.close(0.05)
     release.set()
     thread.close()
+
+
+def test_asyncio_hosts_open_it_without_a_thread_that_waits():
+    error = ValueError("body")
+
+    async def host():
+        async with aopen_engine_thread(lifespan) as thread:
+            engine = thread.value
+            assert await thread.acall(engine.add, 1) == 1
+        assert engine.log == ["left"]
+        with pytest.raises(ValueError, match="body") as caught:
+            async with aopen_engine_thread(lifespan):
+                raise error
+        assert caught.value is error
+
+    asyncio.run(host())
+
+
+def test_an_asyncio_host_that_is_cancelled_gives_the_start_up():
+    cleaned = []
+
+    @asynccontextmanager
+    async def slow():
+        try:
+            await trio.sleep_forever()
+        finally:
+            cleaned.append(1)
+        yield
+
+    async def host():
+        async with asyncio.timeout(0.05), aopen_engine_thread(slow):
+            raise AssertionError
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(host())
+    assert cleaned
+
+    async def patient():
+        async with aopen_engine_thread(slow, start_timeout=0.01):
+            raise AssertionError
+
+    with pytest.raises(EngineStuck, match=r"not ready after 0.01 s"):
+        asyncio.run(patient())
+    assert len(cleaned) == 2
+
+
+def test_what_an_asyncio_host_s_engine_died_of_is_told():
+    async def host():
+        async with aopen_engine_thread(lifespan) as thread:
+            thread._life.soon(thread.value.crash.set)
+            await asyncio.to_thread(thread._life.over.result)
+
+    with pytest.raises(RuntimeError, match="producer"):
+        asyncio.run(host())

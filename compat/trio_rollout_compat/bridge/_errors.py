@@ -6,6 +6,9 @@ cause.
 """
 
 import asyncio
+import concurrent.futures
+
+import trio
 
 from trio_rollout.errors import RolloutError
 
@@ -43,5 +46,22 @@ def as_exception(error: BaseException, where: str) -> Exception:
         made = AsyncioCancelled(f"{where}: asyncio.CancelledError, which nobody on the Trio side asked for")
     else:
         made = AsyncioExit(f"{where}: raised {error!r}")
+    made.__cause__ = error
+    return made
+
+
+def portable(error: BaseException, where: str) -> BaseException:
+    """The same as something that a future can carry.
+
+    What ends a task or a generator by its mere class would say to whoever waits that he himself was cancelled, or would
+    never arrive: a future refuses it.
+    """
+    made: Exception
+    if isinstance(error, asyncio.CancelledError | concurrent.futures.CancelledError):
+        made = AsyncioCancelled(f"{where}: {type(error).__name__}, which nobody on the Trio side asked for")
+    elif isinstance(error, StopIteration | trio.Cancelled):
+        made = RuntimeError(f"{where} raised {error!r}")
+    else:
+        return error
     made.__cause__ = error
     return made

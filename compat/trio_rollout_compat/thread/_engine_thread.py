@@ -1,21 +1,21 @@
 """The engine on a thread of its own, for hosts that are not Trio: synchronous, threaded, asyncio, Ray actors."""
 
 import asyncio
-import atexit
 import concurrent.futures
-import contextlib
 import os
 import threading
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, ParamSpec, Self, TypeVar, final
 
 import attrs
 
 from trio_rollout._core.checks import seconds
+from trio_rollout.errors import EngineClosed
 
 from ..bridge._account import stack_of
 from ._errors import EngineForked, EngineStuck
+from ._exit import call_at_exit
 from ._job import Job
 from ._life import Life
 
@@ -32,8 +32,9 @@ class EngineThread(Generic[V]):
     ``value`` is what the context manager yields: the engine. What it runs goes on between calls. ``grace`` seconds is how long a
     cancelled call may take to clean up, and how long the end of the interpreter waits for ``close``.
 
-    Prefer ``open_engine_thread``. ``start`` and ``close`` are for hosts that have no block to put it around; the end of the
-    interpreter closes what was not closed. Only SIGKILL, and SIGTERM without a handler (see ``exit_on_sigterm``), clean up nothing.
+    Prefer ``open_engine_thread``, in asyncio ``aopen_engine_thread``. ``start`` and ``close`` are for hosts that have no block to put
+    it around; the end of the interpreter (of its main thread) closes what was not closed. Only SIGKILL, and SIGTERM without a
+    handler (see ``exit_on_sigterm``), clean up nothing. It runs once: closed, it can't be started again.
     """
 
     _lifespan: Callable[[], AbstractAsyncContextManager[V]]
@@ -42,41 +43,75 @@ class EngineThread(Generic[V]):
     _life: Life = attrs.field(init=False)
     _thread: threading.Thread = attrs.field(init=False)
     _pid: int = attrs.field(factory=os.getpid, init=False)
+    _starting: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+    _started: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._life = Life(self._lifespan)
-        # A daemon: the interpreter joins other threads before it runs atexit, and would wait for this one for ever.
-        self._thread = threading.Thread(target=self._life.run, name=self.name, daemon=True)
+        # A daemon, because a wedged one must not keep the process; its target, so that it lives as long as the thread.
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+
+    def _run(self) -> None:
+        self._life.run()
 
     def __repr__(self) -> str:
-        state = "closed" if self._life.over.is_set() else "running" if self._life.ready.done() else "not running"
+        state = "closed" if self._life.over.done() else "running" if self._life.ready.done() else "not running"
         return f"<EngineThread {self.name}: {state}>"
 
     @property
     def value(self) -> V:
-        """What the lifespan yielded, once it is started. Its methods are for ``call``, not to be called on other threads."""
+        """What the lifespan yielded, once it is started. Its methods are for ``call``, not to be called on other threads.
+
+        Raises:
+          EngineClosed: it is not started.
+          BaseException: whatever the lifespan raised before it yielded, as itself.
+
+        """
         self._refuse_after_fork("value")
+        if not self._life.ready.done():
+            raise EngineClosed("value: the engine is not started")
         result: V = self._life.ready.result(0)
         return result
 
     def start(self, timeout: float | None = None) -> Self:
-        """Start it and wait until the lifespan has yielded.
+        """Start it and wait until the lifespan has yielded. From several threads: it starts once, and all of them wait.
 
         Raises:
           EngineStuck: it had not after so many seconds; it goes on starting, and can be waited for again or closed.
+          EngineClosed: it is closed or has failed.
+          EngineForked: this is another process.
           BaseException: whatever the lifespan raised before it yielded, as itself.
 
         """
+        self._begin()
+        concurrent.futures.wait([self._life.ready], timeout)
+        return self._begun(timeout)
+
+    async def astart(self, timeout: float | None = None) -> Self:  # noqa: ASYNC109  a promise about blocking
+        """``start`` for asyncio, which goes on meanwhile. Cancelled, it goes on starting, and must be closed.
+
+        Raises:
+          EngineStuck, EngineClosed, EngineForked, BaseException: as ``start``.
+
+        """
+        self._begin()
+        await asyncio.wait([asyncio.wrap_future(self._life.ready)], timeout=timeout)
+        return self._begun(timeout)
+
+    def _begin(self) -> None:
         self._refuse_after_fork("start")
-        if not self._life.ready.done() and self._thread.ident is None:
-            atexit.register(self._close_at_exit)
-            self._thread.start()
-        try:
-            self._life.ready.result(timeout)
-        except TimeoutError as error:
-            if self._life.ready.done():
-                raise
-            raise EngineStuck(f"start: the engine was not ready after {timeout} s; {self._whereabouts()}") from error
+        with self._starting:
+            if self._life.over.done() or (self._life.stopping and not self._started):
+                raise self._life.closed("start")
+            if not self._started:
+                call_at_exit(self._close_at_exit)
+                self._thread.start()
+                self._started = True
+
+    def _begun(self, timeout: float | None) -> Self:
+        if not self._life.ready.done():
+            raise EngineStuck(f"start: the engine was not ready after {timeout} s; {self._whereabouts()}")
+        self._life.ready.result()
         return self
 
     def call(self, fn: Callable[..., Awaitable[T]], /, *args: Any, timeout: float | None = None, **kwargs: Any) -> T:
@@ -98,19 +133,15 @@ class EngineThread(Generic[V]):
             raise RuntimeError(f"call({fn!r}) on the engine's own thread would wait for itself: await it")
         job = self._submit(fn, args, kwargs)
         try:
-            answer: T = job.answer.result(timeout)
-        except BaseException as error:
-            if job.answer.done() and not isinstance(error, KeyboardInterrupt):
-                raise
+            concurrent.futures.wait([job.answer], timeout)
+        except BaseException:  # Ctrl-C, or what a signal handler raises
             self._cancel_and_wait(job)
-            if not isinstance(error, TimeoutError):
-                raise
-            if job.answer.done() and not job.answer.cancelled():
-                last_moment: T = job.answer.result()
-                return last_moment  # noqa: ASYNC104  a host's thread: no Cancelled comes here
-            raise TimeoutError(  # noqa: ASYNC104
-                f"{job.name} was cancelled: it had not returned after {timeout} s"
-            ) from None
+            raise
+        if not job.answer.done():
+            self._cancel_and_wait(job)
+            if job.answer.cancelled() or not job.answer.done():
+                raise TimeoutError(f"{job.name} was cancelled: it had not returned after {timeout} s")
+        answer: T = job.answer.result()
         return answer
 
     def submit(
@@ -157,17 +188,35 @@ class EngineThread(Generic[V]):
           BaseException: the engine's failure, as itself, if no call had told it.
 
         """
+        if self._stop():
+            concurrent.futures.wait([self._life.over], timeout)
+            self._stopped(timeout)
+
+    async def aclose(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  a promise about blocking
+        """``close`` for asyncio, which goes on meanwhile. Cancelled, it goes on closing.
+
+        Raises:
+          EngineStuck, RuntimeError, BaseException: as ``close``.
+
+        """
+        if self._stop():
+            await asyncio.wait([asyncio.wrap_future(self._life.over)], timeout=timeout)
+            self._stopped(timeout)
+
+    def _stop(self) -> bool:
+        """Whether there is an end to wait for."""
         if os.getpid() != self._pid:
-            return  # nothing of it is here
+            return False  # nothing of it is here
         if threading.current_thread() is self._thread:
             raise RuntimeError("close() on the engine's own thread would wait for itself")
         self._life.stop()
-        if self._thread.ident is None:
-            return
-        if not self._life.over.wait(timeout):
+        with self._starting:
+            return self._started
+
+    def _stopped(self, timeout: float | None) -> None:
+        if not self._life.over.done():
             raise EngineStuck(f"close: the engine did not end within {timeout} s; {self._whereabouts()}")
         self._thread.join()
-        atexit.unregister(self._close_at_exit)
         if self._life.error is not None and not self._life.told:
             self._life.told = True
             raise self._life.error
@@ -198,30 +247,10 @@ class EngineThread(Generic[V]):
             )
 
     def _close_at_exit(self) -> None:
-        if os.getpid() == self._pid:
-            with contextlib.suppress(Exception):  # nobody is left to be told
-                self.close(timeout=self.grace)
-
-
-@contextmanager
-def open_engine_thread(
-    lifespan: Callable[[], AbstractAsyncContextManager[V]], *, grace: float = 60.0, start_timeout: float | None = None
-) -> Generator[EngineThread[V]]:
-    """An EngineThread for the length of a block.
-
-    Entering blocks until the lifespan has yielded. Leaving closes it and blocks until everything is cleaned up, at most ``grace``
-    seconds: it should exceed ``Deadlines.drain``. The body's own exception comes out as itself.
-
-    Raises:
-      EngineStuck: it was not ready after ``start_timeout``, or not over after ``grace`` seconds.
-      BaseException: what the lifespan raised, if no call had told it.
-
-    """
-    thread = EngineThread(lifespan, grace=grace)
-    try:
-        yield thread.start(start_timeout)
-    except BaseException:
-        with contextlib.suppress(Exception):  # the body's own error says more
-            thread.close(grace)
-        raise
-    thread.close(grace)
+        if os.getpid() != self._pid:
+            return
+        self._life.told = True  # nobody is left to be told of its failure
+        try:
+            self.close(timeout=self.grace)
+        except EngineStuck as error:
+            self._life.abandon(error)

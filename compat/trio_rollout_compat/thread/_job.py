@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any, final
 
@@ -9,6 +10,7 @@ import attrs
 import trio
 
 from ..bridge._call import name_of
+from ..bridge._errors import portable
 
 
 @final
@@ -29,7 +31,7 @@ class Job:
         return name_of(self.fn)
 
     async def run(self) -> None:  # noqa: ASYNC910  whether there is a checkpoint is the function's affair
-        """Run it on the engine's thread.
+        """Run it on the engine's thread. What it raises is the caller's, whatever its class: the engine goes on.
 
         Cancelled from outside, the answer stays open: only the end of the run knows why.
         """
@@ -39,10 +41,12 @@ class Job:
                 self.settle(value)
             if self.scope.cancelled_caught:
                 self.answer.cancel()
-        except Exception as error:  # ruff: ignore[blind-except]  it is the caller's
-            self.settle(error=error)
-        except (SystemExit, KeyboardInterrupt) as error:  # meant for the host, which may leave with it
-            self.settle(error=error)
+        except BaseException as error:  # ruff: ignore[blind-except]  # noqa: ASYNC103  a real cancellation goes on below
+            own, cancellation = _apart(error)
+            if own is not None:
+                self.settle(error=portable(own, self.name))
+            if cancellation is not None:
+                raise cancellation from None  # noqa: ASYNC104  the very same
         self.finish()
 
     def settle(self, value: Any = None, *, error: BaseException | None = None) -> None:
@@ -54,5 +58,21 @@ class Job:
                 self.answer.set_exception(error)
 
     def finish(self) -> None:
-        """Nothing of it runs any more."""
-        self.over.set_result(None)
+        """Nothing of it runs any more, or nobody waits for that any more."""
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            self.over.set_result(None)
+
+
+def _apart(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
+    """What the call raised, and the cancellation of the run that reached it.
+
+    A Cancelled where nothing is cancelled is one that somebody has kept and raised again.
+    """
+    if trio.current_effective_deadline() != -math.inf:
+        return error, None
+    if isinstance(error, trio.Cancelled):
+        return None, error
+    if isinstance(error, BaseExceptionGroup):
+        cancellation, own = error.split(trio.Cancelled)
+        return own, cancellation
+    return error, None

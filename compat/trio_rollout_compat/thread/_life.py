@@ -20,21 +20,22 @@ Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
 @final
 @attrs.define(eq=False)
 class Life:
-    """One Trio run. ``ready`` gets what the lifespan yields, or what it raised before; ``over`` is set at the very end.
+    """One Trio run. ``ready`` gets what the lifespan yields, or what it raised before; ``over`` is done at the very end.
 
     Everything with a lock is called from any thread, the rest on the engine's.
     """
 
     _lifespan: Lifespan
     ready: "concurrent.futures.Future[Any]" = attrs.field(factory=concurrent.futures.Future, init=False)
-    over: threading.Event = attrs.field(factory=threading.Event, init=False)
+    over: "concurrent.futures.Future[None]" = attrs.field(factory=concurrent.futures.Future, init=False)
     error: BaseException | None = attrs.field(default=None, init=False)
     told: bool = attrs.field(default=False, init=False)
     """Somebody was given ``error``."""
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
     _jobs: dict[Job, None] = attrs.field(factory=dict, init=False)
     _token: trio.lowlevel.TrioToken | None = attrs.field(default=None, init=False)
-    _stopping: bool = attrs.field(default=False, init=False)
+    stopping: bool = attrs.field(default=False, init=False)
+    """No call is let in any more."""
     _stop: trio.Event = attrs.field(factory=trio.Event, init=False)
     _starting: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     _nursery: trio.Nursery | None = attrs.field(default=None, init=False)
@@ -47,23 +48,22 @@ class Life:
         except BaseException as raised:  # noqa: ASYNC103  # ruff: ignore[blind-except]  the end of the thread: whoever waits is told
             error = raised
         with self._lock:
-            self._stopping = True
+            self.stopping = True
             self.error = error
             left = list(self._jobs)
         for job in left:
             self.told = self.told or error is not None
             job.settle(error=self.closed(job.name))
-            if not job.over.done():
-                job.finish()
+            job.finish()
         if not self.ready.done():
             self.told = True
             self.ready.set_exception(error or EngineClosed("start: the engine was closed before it was ready"))
-        self.over.set()
+        self.over.set_result(None)
 
     async def _main(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
         with self._starting:
-            if self._stopping:
+            if self.stopping:
                 self._starting.cancel()
             async with self._lifespan() as value, open_service(self._serve, self._leave):
                 self.ready.set_result(value)
@@ -95,7 +95,7 @@ class Life:
 
         """
         with self._lock:
-            if self._stopping:
+            if self.stopping:
                 self.told = self.told or self.error is not None
                 raise self.closed(job.name)
             if not self.ready.done():
@@ -114,6 +114,14 @@ class Life:
         if self._nursery is not None:
             self._nursery.start_soon(job.run, name=f"call {job.name}")
 
+    def abandon(self, error: BaseException) -> None:
+        """Nobody waits for it any more: whoever waits for a call gets this error."""
+        with self._lock:
+            left = list(self._jobs)
+        for job in left:
+            job.settle(error=error)
+            job.finish()
+
     def soon(self, fn: Callable[[], object]) -> None:
         """Run a function on the engine's thread, unless its run is over."""
         try:
@@ -125,7 +133,7 @@ class Life:
     def stop(self) -> None:
         """Let no call in any more, cancel those under way, leave the lifespan."""
         with self._lock:
-            self._stopping = True
+            self.stopping = True
         self.soon(self._stop_now)
 
     def _stop_now(self) -> None:

@@ -12,7 +12,8 @@ def exit_on_sigterm() -> Generator[None]:
     """Inside the block SIGTERM raises SystemExit(143) in the main thread, so that blocks are left and atexit runs.
 
     The default action ends the process at once, with nothing cleaned up; that is what container runtimes and ``ray stop`` send
-    first. For the main thread only, like every signal handler. Leaving puts the handler back that was there before.
+    first. For the main thread only, like every signal handler. Leaving puts the handler back that was there before; one that C
+    code had installed can't be put back by Python, and the default action takes its place.
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -23,4 +24,4 @@ def exit_on_sigterm() -> Generator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
