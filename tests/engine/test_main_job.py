@@ -80,6 +80,19 @@ async def test_groups_that_wait_for_their_groups_reward_stop_admission_as_finish
         assert len(await take_all(w.engine)) == 40
 
 
+async def test_a_group_that_failed_and_waits_to_run_again_does_not_count_as_finished():
+    async def judge(group):
+        if group.prompt.id == "p0":
+            await trio.sleep_forever()
+        return [1.0] * len(group.trajectories)
+
+    how = {"retry": Retry(max_attempts=2, backoff_base=1000.0, backoff_max=1000.0), "deadlines": {"group": 5.0}}
+    async with world(4, max_ready=1, max_running=2, reward=None, group_reward=judge, **how) as w:
+        began = trio.current_time()
+        assert len((await w.engine.next_batch(1)).groups) == 1
+        assert trio.current_time() - began < 100
+
+
 async def test_a_batch_larger_than_the_buffer_raises_its_bound():
     async with world(6, max_ready=2) as w:
         assert len((await w.engine.next_batch(6)).groups) == 6

@@ -49,6 +49,7 @@ def test_a_consumer_hears_that_only_a_weight_update_helps_and_goes_on_after_it()
             await engine.next_batch(4)
         assert all(f"{url} names 'default'" in str(raised.value) for url in fakes)
         began = trio.current_time()
+        assert 60 <= began < 90  # they have been back since 30, and the control budget is 30
         with pytest.raises(ServerError, match="until a weight update"):
             await engine.next_batch(4)
         assert trio.current_time() == began
