@@ -11,6 +11,7 @@ import attrs
 import trio
 
 from trio_rollout import Ports, SamplingParams
+from trio_rollout._threads import RunSync, run_in_thread
 from trio_rollout.sglang import ServerSettings, SGLangServers, open_sglang_servers
 from trio_rollout.testing import FakeSGLang, Link, Plan, SimHost, SimNet, open_fake_sglang, open_sim_net
 
@@ -42,14 +43,14 @@ class World:
 
 @asynccontextmanager
 async def memory_world(
-    *plans: Plan, settings: ServerSettings = SETTINGS, ports: Ports | None = None
+    *plans: Plan, settings: ServerSettings = SETTINGS, ports: Ports | None = None, run_sync: RunSync = run_in_thread
 ) -> AsyncGenerator[World]:
     """One fake server for each plan (one without a plan if there is none), and a client; all in virtual time."""
     fakes = [FakeSGLang(plan, url=f"http://fake{number}:1") for number, plan in enumerate(plans or ((),))]
     async with (
         open_sim_net({fake.url: fake.serve for fake in fakes}, rng=random.Random(0), link=PROMPT_LINK) as net,
         open_sglang_servers(
-            [fake.url for fake in fakes], settings=settings, connect=net.connect, ports=ports
+            [fake.url for fake in fakes], settings=settings, connect=net.connect, ports=ports, run_sync=run_sync
         ) as servers,
     ):
         yield World(fakes, servers, net)

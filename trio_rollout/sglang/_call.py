@@ -35,6 +35,10 @@ class Call:
         """What a version's name in its answer stands for."""
         return self.server.naming.version_of(name, self.named)
 
+    def undecoded(self, response: Response) -> bytes | memoryview:
+        """What ``turn_of`` has to decode: the body, or the newest of the whole answers that a stream repeats."""
+        return response.body if self.stream is None else self.stream.newest or response.body
+
     def turn_of(self, response: Response) -> Turn:
         """The answer as a Turn.
 

@@ -15,6 +15,7 @@ import trio
 from .._core.statistics import ServerCounts, ServerStatistics
 from .._ports import Ports
 from ._decoding import Decoding
+from ._decoding import Decoding
 from ._server import Server
 from ._settings import ServerSettings
 from ._wire import RequestEncoder
@@ -31,6 +32,7 @@ class Fleet:
     settings: ServerSettings
     ports: Ports
     requests: RequestEncoder
+    decoding: Decoding = attrs.field(factory=Decoding)
     decoding: Decoding = attrs.field(factory=Decoding)
     required: int | None = None
     """Only servers that name this version get work (those that never named one excepted)."""

@@ -62,8 +62,9 @@ class Generation:
                     return None
                 call = Call(server, self.fleet.ports.new_rid(), self.request, server.naming.now, self._stream())
                 response = await self._exchange(call, exchange)
-                if response is not None:
-                    return self._turn(call, response)
+            if response is not None:
+                turn = self.fleet.decoding.turn_now(call, response)
+                return self._told(call, turn or await self.fleet.decoding.turn(call, response))
         raise AssertionError("a new connection is never taken for a stale one")
 
     def _stream(self) -> StreamDecoder | None:
@@ -81,8 +82,8 @@ class Generation:
             self.fleet.lose(server, str(error))
             return None
 
-    def _turn(self, call: Call, response: Response) -> Turn:
-        turn = call.turn_of(response)
+    def _told(self, call: Call, turn: Turn) -> Turn:
+        """The turn, once the fleet has seen which version it names."""
         naming = call.server.naming
         if naming.names_numbers and turn.weight_version != naming.now.version:
             self.fleet.suspect(call.server)

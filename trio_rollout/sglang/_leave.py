@@ -18,6 +18,7 @@ from ._calls import Unreachable, load
 from ._fleet import Fleet
 from ._http import BadResponse, ConnectionBroken, Exchange, NotConnected
 from ._server import Server
+from ._wire import says_abort
 
 _log: Final = logging.getLogger("trio_rollout.sglang")
 
@@ -99,8 +100,10 @@ def count_late(fleet: Fleet, call: Call, exchange: Exchange) -> None:
     if exchange.response is None:
         return
     try:
-        turn = call.turn_of(exchange.response)
+        turn = fleet.decoding.turn_now(call, exchange.response)
     except ServerError:
         return
-    if turn.stop is not Stop.ABORT:
-        fleet.late += 1
+    if turn is not None:
+        fleet.late += turn.stop is not Stop.ABORT
+    else:  # nobody wants its tokens, so no thread decodes it
+        fleet.late += not says_abort(call.undecoded(exchange.response))

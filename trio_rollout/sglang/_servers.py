@@ -25,6 +25,7 @@ from ..abc import ModelInput, OnTokens
 from ..errors import RequestRejected
 from . import _control as control
 from ._decoding import Decoding
+from ._decoding import Decoding
 from ._fleet import Fleet
 from ._generate import Generation
 from ._http import Connector, socket_connector

@@ -2,6 +2,7 @@
 
 from ._answer import Asked as Asked
 from ._answer import decode_turn as decode_turn
+from ._answer import says_abort as says_abort
 from ._control import ABORT as ABORT
 from ._control import CONTINUE as CONTINUE
 from ._control import FLUSH as FLUSH

@@ -1,5 +1,6 @@
 """A /generate answer as a Turn: every check that keeps a damaged one from becoming one."""
 
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final, Protocol
@@ -18,6 +19,7 @@ from ._extras import take_extras
 from ._request import GenerateRequest
 
 _FINISH: Final = "finish_reason"
+_ABORTED: Final = re.compile(rb'"finish_reason"\s*:\s*\{\s*"type"\s*:\s*"abort"')
 _STOPS: Final = {stop.value: stop for stop in Stop}
 
 
@@ -48,6 +50,11 @@ def damaged(asked: Asked, error: msgspec.DecodeError, body: bytes | memoryview) 
     """The exception for an answer that can't be decoded."""
     start = bytes(body[:80])
     return ServerError(f"{asked.attempted}: answered 200 with what is no answer: {error}; it begins {start!r}")
+
+
+def says_abort(body: bytes | memoryview) -> bool:
+    """Whether an answer says that its request was aborted, without decoding it: a guess that is right for all of SGLang's."""
+    return _ABORTED.search(body) is not None
 
 
 def decode_turn(body: bytes | memoryview, asked: Asked) -> Turn:

@@ -48,6 +48,11 @@ class StreamDecoder:
         self._failure: tuple[msgspec.DecodeError, bytes] | None = None
         self._refusal: bytes | None = None
 
+    @property
+    def newest(self) -> bytes:
+        """The newest whole answer, not decoded yet; empty for a stream that comes in parts, which are."""
+        return self._newest
+
     def feed(self, data: bytes) -> None:
         """Take in bytes of the stream, cut anywhere. Damage is kept for the end."""
         self._lines += data
