@@ -112,7 +112,6 @@ class App:
         methods: Sequence[str],
         answer: Callable[[Exchange], Awaitable[None]],
     ) -> None:
-        await trio.lowlevel.checkpoint()
         try:
             self._refuse_if_busy()
             _refuse_unless(exchange.scope["method"], methods)

@@ -93,7 +93,6 @@ class Exchange:
 
     async def events(self, data: bytes, *, last: bool = False) -> None:
         """Send events of a stream."""
-        await trio.lowlevel.checkpoint()
         if data or last:
             await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 

@@ -175,7 +175,6 @@ class GatewaySession:
             self._changed.notify()
 
     async def _answer(self, turn: SessionTurn) -> None:
-        await trio.lowlevel.checkpoint()
         try:
             answer, stop = await self._sampler.sample(turn, self._rollout)
         except (Refusal, RequestRejected) as error:
