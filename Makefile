@@ -47,12 +47,11 @@ FLAKE8_ASYNC := git grep -l async -- 'trio_rollout/*.py' 'compat/*.py' 'examples
 
 # Every benchmark in its quick mode, to see that it works: tables on the terminal, JSON and plots in benchmarks/results.
 # What they measure, and the last full results: benchmarks/README.md.
-BENCH := generate long_tail cancel weight_update faults scale stalls bridge
+BENCH := generate long_tail cancel weight_update faults scale stalls bridge sessions
 
 bench: setup
 	for name in $(BENCH); do $(BIN)/python benchmarks/bench_$$name.py --quick --quiet || exit 1; done
 	$(BIN)/python benchmarks/bench_commit.py --quick --dir $$(mktemp -d)
-	$(BIN)/python benchmarks/bench_sessions.py --turns 64
 	$(BIN)/python benchmarks/bench_tiny.py --rounds 1 --tokens 64
 
 # The linters, the types (mypy for the code, pyright for what users import; it finds the package through PATH), and the
