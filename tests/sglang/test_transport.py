@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from trio_rollout import PauseMode
+from trio_rollout.sglang import ServerSettings, open_sglang_servers
 from trio_rollout.testing import Fault, Reply
 
 from .helpers import FIVE, PROMPT, memory_world, socket_world
@@ -152,3 +153,84 @@ async def test_closing_such_a_client_closes_no_connection_of_the_servers(autojum
         before = run.servers.statistics().connections
         await run.servers.generate(PROMPT, FIVE)
         assert run.servers.statistics().connections == before
+
+
+class Drip:
+    """A server that sends one event, and the rest when it is told to."""
+
+    def __init__(self):
+        self.more = trio.Event()
+        self.connections = 0
+        self.closed = 0
+        self.host = "127.0.0.1"
+
+    async def serve(self, stream):
+        self.connections += 1
+        async with stream:
+            while head := await stream.receive_some(65536):
+                if b"/events" in head:
+                    await self._events(stream)
+                else:
+                    info = b'{"model_path":"x","is_generation":true}'
+                    await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(info), info))
+        self.closed += 1
+
+    async def _events(self, stream):
+        events = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        await stream.send_all(events + b"d\r\ndata: first\n\n\r\n")
+        await self.more.wait()
+        await stream.send_all(b"e\r\ndata: second\n\n\r\n0\r\n\r\n")
+
+
+@pytest.fixture
+async def drip(nursery):
+    """Such a server, and an httpx client over its connections."""
+    server = Drip()
+    (listener,) = await trio.open_tcp_listeners(0, host=server.host)
+    nursery.start_soon(trio.serve_listeners, server.serve, [listener])
+    url = f"http://{server.host}:{listener.socket.getsockname()[1]}"
+    settings = ServerSettings(vocab_size=10, context_length=10)
+    async with (
+        open_sglang_servers([url], settings=settings) as server.servers,
+        httpx.AsyncClient(transport=server.servers.httpx_transport(), base_url="http://servers") as server.client,
+    ):
+        yield server
+
+
+async def test_events_come_as_they_are_sent_and_the_connection_is_used_again(drip):
+    for _ in range(2):
+        drip.more = trio.Event()
+        async with drip.client.stream("GET", "/events") as answer:
+            pieces = answer.aiter_text()
+            assert await anext(pieces) == "data: first\n\n"
+            assert drip.servers.statistics().servers[0].in_flight == 1
+            drip.more.set()
+            assert [piece async for piece in pieces] == ["data: second\n\n"]
+        assert drip.servers.statistics().servers[0].in_flight == 0
+    assert drip.servers.statistics().connections == 2  # control, and one for both streams
+
+
+@pytest.mark.parametrize("how", ["cancelled", "left", "too slow"])
+async def test_a_stream_that_is_not_read_to_its_end_closes_its_connection(drip, how):
+    async def read():
+        async with drip.client.stream("GET", "/events", timeout=0.05 if how == "too slow" else None) as answer:
+            if how != "left":
+                assert [piece async for piece in answer.aiter_text()] == "never"
+
+    before = drip.servers.statistics().connections
+    if how == "too slow":
+        with pytest.raises(httpx.ReadTimeout):
+            await read()
+    else:
+        with trio.move_on_after(0.05):
+            await read()
+    counts = drip.servers.statistics()
+    assert (counts.servers[0].in_flight, counts.connections) == (0, before)
+
+
+async def test_openais_stream_comes_event_by_event(autojump_clock, quick_client):
+    async with memory_world(speaks_openai_and_anthropic) as run, quick_client(run) as client:
+        policy = openai.AsyncOpenAI(base_url="http://servers/v1", api_key="-", http_client=client, max_retries=0)
+        stream = await policy.chat.completions.create(model="policy", messages=ASKED, stream=True)
+        assert [chunk.choices[0].delta.content async for chunk in stream] == ["six"]
+        assert run.servers.statistics().servers[0].in_flight == 0

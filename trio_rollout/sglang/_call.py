@@ -7,12 +7,10 @@ import attrs
 
 from .._core.values import Turn
 from ..errors import ServerLost
-from ._http import Response
+from ._http import EVENT_STREAM, Response
 from ._naming import Named
 from ._server import Server
 from ._wire import GENERATE, GenerateRequest, StreamDecoder, decode_turn, error_of, nothing_moved, words_of
-
-EVENT_STREAM = "text/event-stream"
 
 
 @final

@@ -15,7 +15,6 @@ import trio
 from .._core.statistics import ServerCounts, ServerStatistics
 from .._ports import Ports
 from ._decoding import Decoding
-from ._decoding import Decoding
 from ._server import Server
 from ._settings import ServerSettings
 from ._wire import RequestEncoder
@@ -32,7 +31,6 @@ class Fleet:
     settings: ServerSettings
     ports: Ports
     requests: RequestEncoder
-    decoding: Decoding = attrs.field(factory=Decoding)
     decoding: Decoding = attrs.field(factory=Decoding)
     required: int | None = None
     """Only servers that name this version get work (those that never named one excepted)."""

@@ -10,9 +10,9 @@ from .._backoff import backoff_s, wait_s
 from .._core.values import Turn
 from ..abc import OnTokens
 from ..errors import ServerBusy, ServerError
-from ._call import EVENT_STREAM, Call
+from ._call import Call
 from ._fleet import Fleet
-from ._http import BadResponse, ConnectionBroken, Exchange, NotConnected, Response, post_request
+from ._http import EVENT_STREAM, BadResponse, ConnectionBroken, Exchange, NotConnected, Response, post_request
 from ._leave import abort_once, close_unanswered, count_late, look_s, read_on
 from ._server import Server
 from ._wire import GenerateRequest, StreamDecoder, nothing_moved

@@ -25,7 +25,6 @@ from ..abc import ModelInput, OnTokens
 from ..errors import RequestRejected
 from . import _control as control
 from ._decoding import Decoding
-from ._decoding import Decoding
 from ._fleet import Fleet
 from ._generate import Generation
 from ._http import Connector, socket_connector
@@ -193,8 +192,9 @@ class SGLangServers:
 
         ``openai.AsyncOpenAI(base_url="http://servers/v1", http_client=httpx2.AsyncClient(transport=...))``. The host
         ``servers`` stands for the least loaded of them, a server's own URL for itself; everything else is refused. Nothing is
-        sent to a paused or lost server: a request waits. The whole answer is read before the client gets it, so a streamed
-        one comes in one piece. A cancelled request's connection is closed: only ``generate`` knows how to abort.
+        sent to a paused or lost server: a request waits. A stream of events comes as it is sent, every other answer is read
+        whole first. The connection of a request or a stream that is cancelled or left is closed: only ``generate`` knows
+        how to abort.
         """
         return ServersTransport(self._fleet)
 

@@ -28,10 +28,11 @@ class ServersTransport(httpx.AsyncBaseTransport):
         self._fleet = fleet
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send one request to one server and read its whole answer.
+        """Send one request to one server and read its answer, whole unless it is a stream of events.
 
-        Blocks while no server can be used, at most the client's pool timeout, and then until the answer is there, at most
-        its read timeout. Cancelled, the connection is closed.
+        Blocks while no server can be used, at most the client's pool timeout, and then until the answer is there, or the
+        head of the stream, at most its read timeout. Cancelled, the connection is closed; so it is if a stream is not read
+        to its end.
 
         Raises:
           UnsupportedProtocol: the URL is none of these servers'.
@@ -42,12 +43,13 @@ class ServersTransport(httpx.AsyncBaseTransport):
         # Counted like a generation: the next choice sees it, and a look for orphans does not take it for one.
         server.in_flight += 1
         server.sent += 1
-        try:
-            prefix = server.address.prefix if request.url.host == ANY else ""
-            return await carry(request, server.work, prefix=prefix)
-        finally:
+
+        def ended() -> None:
             server.sent -= 1
             server.in_flight -= 1
+
+        prefix = server.address.prefix if request.url.host == ANY else ""
+        return await carry(request, server.work, prefix=prefix, ended=ended)
 
     async def _server_for(self, request: httpx.Request) -> Server:
         fleet, library, url = self._fleet, library_of(request), request.url

@@ -25,6 +25,7 @@ from ._connection import (
 from ._exchange import Exchange as Exchange
 from ._exchange import post_head as post_head
 from ._exchange import post_request as post_request
+from ._httpx import EVENT_STREAM as EVENT_STREAM
 from ._httpx import PoolTransport as PoolTransport
 from ._httpx import carry as carry
 from ._httpx import library_of as library_of

@@ -7,7 +7,7 @@ import trio
 
 from ._address import Address
 from ._connection import BadResponse, Connection, ConnectionBroken
-from ._reader import Response, ResponseReader
+from ._reader import Head, Response, ResponseReader
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -61,13 +61,22 @@ class Exchange:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: "TracebackType | None"
     ) -> None:
-        response = self._reader.response
-        self._end(reusable=response.reusable if response else not self._touched)
+        self.end()
 
     @property
     def response(self) -> Response | None:
         """The answer, once it is complete."""
         return self._reader.response
+
+    @property
+    def observed(self) -> Head | None:
+        """Status and headers of an answer whose body goes to the observer, once they are known."""
+        return self._reader.observed
+
+    def end(self) -> None:
+        """Give the connection back, or close it: what leaving the block does, for an exchange that has no block."""
+        response = self._reader.response
+        self._end(reusable=response.reusable if response else not self._touched)
 
     def close(self) -> None:
         """Close the connection now, whatever was read."""
@@ -137,6 +146,17 @@ class Exchange:
             else:
                 response = self._receive_now()
         return response
+
+    async def receive_some(self) -> None:
+        """Wait for the next piece of an answer that is observed, or for its end.
+
+        Cancelled, nothing is lost. Raises as ``receive`` does, at once if the connection had ended before.
+        """
+        if self._failure is None:
+            await self._connection.wait_readable()
+            self._receive_now()
+        if self._failure is not None:
+            raise self._failure
 
     def _send_now(self, data: bytes | memoryview) -> int:
         try:

@@ -10,7 +10,7 @@ Invariant: ``done`` only if the answer is whole by its own framing and nothing f
 import enum
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 import attrs
 import httptools
@@ -44,6 +44,10 @@ class Response:
             if key == name:
                 return value.decode("latin-1")
         return None
+
+
+Head: TypeAlias = tuple[int, list[tuple[bytes, bytes]]]
+"""Status and headers."""
 
 
 def _says(value: bytes, word: bytes, *, alone: bool = False) -> bool:
@@ -119,6 +123,8 @@ class ResponseReader:
         self._observer: Callable[[bytes], None] | None = None
         self.started = False
         self.response: Response | None = None
+        self.observed: Head | None = None
+        """Status and headers of an answer whose body goes to the observer, once they are known."""
 
     def buffer(self) -> memoryview:
         """Where to put what is received next; never empty."""
@@ -217,6 +223,7 @@ class ResponseReader:
         self._state = _State.PARSED if chunked else _State.UNTIL_EOF
         observed = self._observer is not None and self._status == HTTPStatus.OK and self._is_observed()
         self._sink = _Sink(self._observer if observed else None)
+        self.observed = (self._status, self._headers) if observed else None
         self._parser = httptools.HttpResponseParser(self._sink)
         self._body_size = 0
         _parse(self._parser, head)
