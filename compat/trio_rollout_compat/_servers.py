@@ -95,7 +95,7 @@ class _Bridged:
         url = f"{scheme}://{self._address.host_header}{path}"
         with self._scope:
             try:
-                self._answer += _encoded(await self._bridge.call(self._client, method, url, headers, body))
+                self._answer += _encoded(await self._bridge.call_keeping(self._client, method, url, headers, body))
             except Exception as error:  # ruff: ignore[blind-except]  the boundary to the user's client: a broken connection
                 self._broken = ConnectionError(f"{type(error).__name__}: {error}")
                 self._broken.__cause__ = error

@@ -40,10 +40,11 @@ def libuv():
 
 @pytest.fixture(params=["asyncio", "uvloop"])
 async def bridge(request, libuv):
-    """A loop of each kind on a thread."""
+    """A loop of each kind on a thread. A client's pool lives longer than its calls, and nobody is blamed for that."""
     factory = uvloop.new_event_loop if request.param == "uvloop" else None
     async with open_bridge("thread", loop_factory=factory) as bridge:
         yield bridge
+        assert not bridge.statistics().offences
 
 
 async def open_httpx():
@@ -92,6 +93,31 @@ async def test_a_deadline_aborts_on_the_server(bridge, client):
         assert scope.cancelled_caught
         assert fake.in_flight == 0
         assert servers.statistics().orphans == 0
+
+
+async def test_what_a_client_does_behind_a_cancelled_call_is_its_own_affair(bridge):
+    """A task that looks a name up for whoever asks next goes on, as aiohttp's does."""
+    ended = []
+
+    async def look_up():
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.append("looked up")
+
+    async def client(method, url, headers, body):
+        if url.endswith("/generate"):
+            looking.append(asyncio.create_task(look_up()))
+            await asyncio.shield(looking[0])
+        return await raw_client(method, url, headers, body)
+
+    looking = []
+    async with open_fake_sglang() as fake, open_asyncio_servers([fake.url], client, bridge=bridge) as servers:
+        with trio.move_on_after(0.1):
+            await servers.generate([1], SamplingParams(max_new_tokens=4))
+        assert looking
+        assert not ended
+    assert not bridge.statistics().offences
 
 
 async def test_refusals_and_broken_connections_are_told_apart(bridge, client):

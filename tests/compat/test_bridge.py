@@ -9,6 +9,7 @@ import threading
 import pytest
 import sniffio
 import trio
+import trio.testing
 
 from trio_rollout.errors import SettingsError
 from trio_rollout_compat.bridge import (
@@ -322,6 +323,96 @@ async def test_attach_chains_to_the_host_s_hooks(host_loop):
     assert len(made) == 4
     assert seen == ["hello", "hello"]
     assert host_loop.get_task_factory() is factory
+
+
+def without_context(loop, coro):
+    """A task factory as they were before Python 3.11."""
+    return asyncio.Task(coro, loop=loop)
+
+
+async def test_a_host_s_old_task_factory_will_do(host_loop):
+    """Contexts reach the function and its children all the same."""
+    host_loop.set_task_factory(without_context)
+
+    async def read():
+        return VARIABLE.get()
+
+    async def parent():
+        return await asyncio.create_task(read()), asyncio.current_task().get_name()
+
+    VARIABLE.set("trio")
+    async with open_bridge(loop=host_loop) as bridge:
+        value, name = await bridge.call(parent)
+    assert value == "trio"
+    assert name.endswith("parent")
+    assert not bridge.statistics().offences
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no tasks please"), SystemExit(1)])
+async def test_a_host_s_task_factory_that_raises_fails_the_call(host_loop, error):
+    def factory(loop, coro, **more):
+        raise error
+
+    host_loop.set_task_factory(factory)
+    async with open_bridge(loop=host_loop) as bridge:
+        with pytest.raises(BridgeError, match=r"add: .* made no task of it") as caught, trio.fail_after(10):
+            await bridge.call(add, 1, two=1)
+        assert caught.value.__cause__ is error
+        assert bridge.statistics().running == 0
+    host_loop.set_task_factory(None)
+
+
+async def test_two_bridges_on_one_loop_are_told_apart(host_loop, caplog):
+    """What a function did wrong is said by the bridge that called it, and by no other."""
+    settings = BridgeSettings(slow_step=0.01, grace=10.0)
+
+    async def everything_wrong():
+        threading.Event().wait(0.02)
+        task = asyncio.create_task(asyncio.sleep(1000))
+        asyncio.get_running_loop().call_soon(fail)
+        await asyncio.sleep(0)
+        del task
+        raise SystemExit(1)
+
+    def fail():
+        raise ValueError("in a callback")
+
+    async def wrong(bridge):
+        with pytest.raises(AsyncioExit):
+            await bridge.call(everything_wrong)
+        return {kind: sum(names.values()) for kind, names in bridge.statistics().offences.items()}
+
+    async with (
+        open_bridge(loop=host_loop, settings=settings) as outer,
+        open_bridge(loop=host_loop, settings=settings) as inner,
+    ):
+        counts = await wrong(inner)
+        assert set(counts) == {Offence.BLOCKED, Offence.LEAKED, Offence.CRASHED, Offence.EXITED}
+        assert not outer.statistics().offences
+        assert await wrong(outer) == counts
+        assert {kind: sum(names.values()) for kind, names in inner.statistics().offences.items()} == counts
+
+
+async def test_bridges_that_overlap_leave_nothing_on_the_host_s_loop(host_loop):
+    """The first is left first: the second must not put its hooks back."""
+    async with trio.open_nursery() as nursery:
+        entered, go = trio.Event(), trio.Event()
+
+        async def first():
+            async with open_bridge(loop=host_loop) as bridge:
+                entered.set()
+                await go.wait()
+                await bridge.call(add, 1, two=1)
+
+        nursery.start_soon(first)
+        await entered.wait()
+        async with open_bridge(loop=host_loop) as bridge:
+            go.set()
+            while nursery.child_tasks:
+                await trio.testing.wait_all_tasks_blocked()
+                await bridge.call(add, 1, two=1)
+    assert host_loop.get_task_factory() is None
+    assert host_loop.get_exception_handler() is None
 
 
 async def test_attach_to_a_closed_loop_is_refused():

@@ -92,6 +92,32 @@ async def cleanup_in_generator_based(step):
     await Awaitable()
 
 
+async def cleanup_after_an_error_of_its_own(step):
+    """What is handled at last is another exception than the cancellation."""
+    try:
+        await forever()
+    finally:
+        try:
+            int("no number")
+        except ValueError:
+            await step()
+
+
+async def cleanup_by_a_condition(step):
+    """``Condition.wait`` raises a CancelledError of its own, made while none was handled."""
+    condition = asyncio.Condition()
+    try:
+        async with condition:
+            try:
+                await forever()
+            except asyncio.CancelledError:
+                cancelled = True
+            if cancelled:
+                raise asyncio.CancelledError
+    finally:
+        await step()
+
+
 @pytest.mark.parametrize(
     "work",
     [
@@ -101,6 +127,8 @@ async def cleanup_in_generator_based(step):
         cleanup_in_group,
         cleanup_in_generator,
         cleanup_in_generator_based,
+        cleanup_after_an_error_of_its_own,
+        cleanup_by_a_condition,
     ],
 )
 async def test_a_long_cleanup_is_not_torn_off_by_the_next_delivery(open_any, work):
@@ -136,6 +164,115 @@ async def test_a_swallowed_cancellation_is_delivered_again(bridge):
     reached = Reached()
     assert await cancel_when(reached, bridge.call, stubborn, reached)
     assert len(swallowed) == 3
+    assert not bridge.statistics().offences
+
+
+async def save_in_a_variable(_hits):
+    last = None
+    for _ in range(3):
+        try:
+            await hit(_hits)
+        except asyncio.CancelledError as error:
+            last = error
+    raise last
+
+
+async def save_in_a_list(hits):
+    saved = []
+    while len(saved) < 3:
+        try:
+            await hit(hits)
+        except asyncio.CancelledError as error:
+            saved.append(error)
+    raise saved.pop()
+
+
+async def pass_it_on(hits):
+    async def once_more(error):
+        await hit(hits)
+        raise error
+
+    try:
+        await hit(hits)
+    except asyncio.CancelledError as error:
+        saved = error
+    with contextlib.suppress(asyncio.CancelledError):
+        await once_more(saved)
+    await once_more(saved)
+
+
+async def keep_it_in_a_cell(hits):
+    saved = None
+
+    def save(error):
+        nonlocal saved
+        saved = error
+
+    for _ in range(3):
+        try:
+            await hit(hits)
+        except asyncio.CancelledError as error:
+            save(error)
+    raise saved
+
+
+async def keep_it_among_the_arguments_of_a_call(hits):
+    """On the stack, while the next argument is awaited."""
+    try:
+        await hit(hits)
+    except asyncio.CancelledError as error:
+        saved = error
+
+    async def swallow():
+        with contextlib.suppress(asyncio.CancelledError):
+            await hit(hits)
+
+    repr((saved, await swallow(), saved, await swallow()))
+    raise saved
+
+
+async def try_again_after_a_timeout(hits):
+    """A TimeoutError has the CancelledError that it was made from for its context."""
+    try:
+        async with asyncio.timeout(0):
+            await forever()
+    except TimeoutError:
+        for _ in range(2):
+            with contextlib.suppress(asyncio.CancelledError):
+                await hit(hits)
+        await hit(hits)
+
+
+async def hit(hits):
+    try:
+        await forever()
+    except asyncio.CancelledError:
+        hits.append(1)
+        raise
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        save_in_a_variable,
+        save_in_a_list,
+        pass_it_on,
+        keep_it_in_a_cell,
+        keep_it_among_the_arguments_of_a_call,
+        try_again_after_a_timeout,
+    ],
+)
+async def test_who_keeps_a_cancellation_and_goes_on_gets_the_next_one(bridge, work):
+    """It has it, but does not handle it: nothing is cleaned up."""
+    hits = []
+
+    async def run(reached):
+        asyncio.get_running_loop().call_later(0.01, reached)
+        await work(hits)
+
+    reached = Reached()
+    assert await cancel_when(reached, bridge.call, run, reached)
+    assert len(hits) == 3
     assert not bridge.statistics().offences
 
 
@@ -415,6 +552,85 @@ async def test_a_task_started_by_a_timer_after_the_call_is_found(bridge, caplog)
     await reached.wait()
     (name,) = bridge.statistics().offences[Offence.LEAKED]
     assert "work" in name
+
+
+async def echo(reader, writer):
+    writer.write(await reader.read(1))
+    await writer.drain()
+    writer.close()
+
+
+async def serve(servers):
+    servers.append(await asyncio.start_server(echo, "127.0.0.1", 0))
+
+
+async def use(servers):
+    reader, writer = await asyncio.open_connection(*servers[0].sockets[0].getsockname())
+    writer.write(b"x")
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def shut(servers):
+    servers[0].close()
+    await servers[0].wait_closed()
+
+
+@pytest.mark.parametrize(
+    ("policy", "blamed"),
+    [(OnLeak.WARN, None), (OnLeak.CANCEL, "still starts tasks"), (OnLeak.ERROR, "still starts tasks")],
+)
+async def test_what_a_server_does_that_outlives_its_call(open_any, caplog, policy, blamed):
+    """It is at nobody's cost where tasks may outlive their call; elsewhere it is said once, not for each connection."""
+    servers = []
+    async with open_any(on_leak=policy) as bridge:
+        await bridge.call(serve, servers)
+        for _ in range(3):
+            assert await bridge.call(use, servers) == b"x"
+        await bridge.call(shut, servers)
+        leaked = bridge.statistics().offences.get(Offence.LEAKED, {})
+    assert list(leaked.values()) == ([] if blamed is None else [1])
+    assert blamed is None or blamed in caplog.text
+
+
+async def test_what_is_meant_to_outlive_its_call_is_not_blamed_for_it(bridge):
+    """A server, and a task, started by ``call_keeping``; the bridge ends them when it is left."""
+    servers, log = [], []
+    assert await bridge.call_keeping(leave_one, Reached(), log) == "value"
+    await bridge.call_keeping(serve, servers)
+    for _ in range(3):
+        assert await bridge.call(use, servers) == b"x"
+    assert not log
+    await bridge.call(shut, servers)
+    assert not bridge.statistics().offences
+
+
+async def test_what_is_meant_to_outlive_its_call_ends_with_the_bridge(open_any):
+    log = []
+    async with open_any() as bridge:
+        await bridge.call_keeping(leave_one, Reached(), log)
+        assert not log
+    assert log == ["cancelled"]
+    assert not bridge.statistics().offences
+
+
+async def test_a_long_lived_thing_in_an_iterated_generator_is_not_blamed(bridge):
+    servers = []
+
+    async def open_server():
+        server = await asyncio.start_server(echo, "127.0.0.1", 0)
+        try:
+            yield server
+        finally:
+            server.close()
+
+    async with bridge.iterate(open_server) as opened:
+        servers.append(await anext(opened))
+        for _ in range(3):
+            assert await bridge.call(use, servers) == b"x"
+    assert not servers[0].sockets
+    assert not bridge.statistics().offences
 
 
 async def test_virtual_time_is_exact_in_loop(autojump_clock):

@@ -109,7 +109,6 @@ class Odd(BaseException):
         ExceptionGroup("g", [OSError()]),
         SystemExit(3),
         KeyboardInterrupt(),
-        GeneratorExit(),
         Odd(),
         BaseExceptionGroup("g", [SystemExit(3), asyncio.CancelledError()]),
     ],
@@ -144,6 +143,7 @@ def rogue():
         (asyncio.CancelledError, AsyncioCancelled, "nobody on the Trio side asked for"),
         (concurrent.futures.CancelledError, AsyncioCancelled, "nobody on the Trio side asked for"),
         (StopIteration, RuntimeError, r"fail raised StopIteration\(\)"),
+        (GeneratorExit, RuntimeError, r"fail raised GeneratorExit\(\)"),
         (rogue, RuntimeError, "fail raised .*Cancelled"),
     ],
 )

@@ -1,6 +1,7 @@
 """Asyncio generate functions and scorers in the engine: deadlines, aborts, requeues and drains hold for them."""
 
 import asyncio
+import contextlib
 
 import pytest
 import trio
@@ -20,7 +21,8 @@ from trio_rollout import (
 from trio_rollout.errors import RequestRejected
 from trio_rollout.testing import HANG, Fail, FakeServers, Say, prompts
 from trio_rollout_compat import BridgeSettings, asyncio_generate, asyncio_reward, open_bridge
-from trio_rollout_compat.bridge import Offence
+from trio_rollout_compat.bridge import AsyncioCancelled, AsyncioExit, Offence
+from trio_rollout_compat.bridge._portal import call_with_portal
 
 from .handshake import forever
 
@@ -256,6 +258,111 @@ async def test_the_portal_runs_any_trio_function_and_not_for_longer_than_its_cal
         await collect(engine)
     with pytest.raises(RuntimeError, match="this portal's call is over"):
         await bridge.call(use_late)
+
+
+async def cross(bridge, fn):
+    """Call an asyncio function with a portal; it must come back."""
+    with trio.fail_after(10):
+        return await call_with_portal(bridge, fn)
+
+
+class Odd(BaseException):
+    """Of no kind that anybody handles."""
+
+
+@pytest.mark.parametrize(
+    ("error", "seen"),
+    [
+        (StopIteration(), RuntimeError),
+        (asyncio.CancelledError(), AsyncioCancelled),
+        (StopAsyncIteration(), StopAsyncIteration),
+        (GeneratorExit(), RuntimeError),
+        (Odd(), Odd),
+        (ExceptionGroup("g", [ValueError()]), ExceptionGroup),
+        (SystemExit(1), AsyncioExit),
+    ],
+)
+async def test_what_a_trio_function_raises_is_the_asyncio_code_s(bridge, caplog, error, seen):
+    """Whatever its class: nothing hangs, and neither the call nor the engine is ended by it."""
+
+    def in_trio():
+        raise error
+
+    async def fn(portal):
+        if isinstance(error, SystemExit):
+            await portal.run(in_trio)
+        try:
+            await portal.run(in_trio)
+        except BaseException as caught:  # ruff: ignore[blind-except]  whatever it is
+            return caught
+
+    if seen is AsyncioExit:
+        with pytest.raises(AsyncioExit):
+            await cross(bridge, fn)
+    else:
+        caught = await cross(bridge, fn)
+        assert type(caught) is seen
+        assert error in {caught, caught.__cause__}
+
+
+async def test_the_portal_can_be_used_from_another_loop(bridge):
+    """A loop that the function runs in a thread of its own, and one of its tasks is cancelled there."""
+    log = []
+
+    async def in_trio(number):
+        await trio.lowlevel.checkpoint()
+        return number + 1
+
+    async def hang():
+        try:
+            await trio.sleep_forever()
+        finally:
+            log.append("cleaned")
+
+    async def elsewhere(portal):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await portal.run(hang)
+        return await portal.run(in_trio, 1)
+
+    async def fn(portal):
+        def work():
+            with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+                return runner.run(elsewhere(portal))
+
+        return await asyncio.to_thread(work)
+
+    assert await cross(bridge, fn) == 2
+    assert log == ["cleaned"]
+
+
+async def test_the_portal_is_refused_where_no_loop_runs(bridge):
+    async def fn(portal):
+        def work():
+            with pytest.raises(RuntimeError, match=r"portal.run: .* asyncio code"):
+                portal.run(trio.lowlevel.checkpoint).send(None)
+
+        await asyncio.to_thread(work)
+
+    await cross(bridge, fn)
+
+
+async def test_there_and_back_and_there_again(bridge):
+    """Asyncio calls Trio, which calls asyncio, which calls Trio."""
+
+    async def in_asyncio(depth, portal):
+        return await portal.run(in_trio, depth - 1) if depth else "bottom"
+
+    async def in_trio(depth):
+        async def again(portal):
+            return await in_asyncio(depth, portal)
+
+        return await call_with_portal(bridge, again)
+
+    async def fn(portal):
+        return await in_asyncio(5, portal)
+
+    assert await cross(bridge, fn) == "bottom"
 
 
 async def test_an_asyncio_generate_function_has_the_rollouts_tools(bridge):

@@ -41,7 +41,8 @@ class Bridge:
 
     def __attrs_post_init__(self) -> None:
         running = self._running
-        self._hooks = Hooks(running.loop, self._account.note, self._settings.slow_step, running.foreign)
+        may_outlive = self._settings.on_leak is OnLeak.WARN
+        self._hooks = Hooks(running.loop, self._account.note, self._settings.slow_step, running.foreign, may_outlive)
         self._ender = Ender(running, self._settings, self._account, [])
 
     def __repr__(self) -> str:
@@ -64,9 +65,25 @@ class Bridge:
           Exception: whatever it raised, itself; exception groups whole.
 
         """
+        return await self._call(fn, args, kwargs, keeps=False)
+
+    async def call_keeping(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Like ``call``, for a function that starts what is meant to outlive it: a server, a client with its pool.
+
+        What it leaves running is no leak and goes on, whatever the policy; the bridge cancels it when it is left.
+
+        Raises:
+          Exception: as ``call``, but not LeakedTasks.
+
+        """
+        return await self._call(fn, args, kwargs, keeps=True)
+
+    async def _call(
+        self, fn: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: dict[str, Any], *, keeps: bool
+    ) -> T:
         self._refuse_misplaced()
         await trio.lowlevel.checkpoint_if_cancelled()
-        call = self._begin(fn, args, kwargs)
+        call = self._begin(fn, args, kwargs, keeps=keeps)
         try:
             ending = await self._ended(call)
             left = await self._ender.sweep(call, give_up=self._give_up())
@@ -96,10 +113,12 @@ class Bridge:
             await self._ender.sweep(call, give_up=give_up)
         return ending
 
-    def _begin(self, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def _begin(
+        self, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...], kwargs: dict[str, Any], *, keeps: bool
+    ) -> Call:
         context = contextvars.copy_context()
         self._running.prepare(context)
-        call = Call(name_of(fn), fn, args, kwargs, self._running.reply)
+        call = Call(name_of(fn), fn, args, kwargs, self._running.reply, self._hooks, keeps)
         try:
             self._running.post(functools.partial(call.start, self._running.loop, context))
         except RuntimeError as error:

@@ -13,7 +13,8 @@ from typing import Any, Final, final
 import attrs
 import trio
 
-from ._cleanup import is_cleaning_up
+from ._cleanup import is_cleaning_up, mark
+from ._errors import BridgeError
 
 CURRENT: Final[contextvars.ContextVar["Call | None"]] = contextvars.ContextVar("trio_rollout_call", default=None)
 
@@ -39,18 +40,25 @@ def name_of(fn: object) -> str:
 @final
 @attrs.define(eq=False, repr=False)
 class Call:
-    """Identity and state of one call. ``reply`` runs a function on Trio's thread; ``settle`` is told of every end."""
+    """Identity and state of one call. ``reply`` runs a function on Trio's thread.
+
+    ``home``: whose call it is, where several bridges share a loop. ``keeps``: what it leaves running is meant to go on.
+    """
 
     name: str
     _fn: Callable[..., Awaitable[Any]]
     _args: tuple[Any, ...]
     _kwargs: Mapping[str, Any]
     _reply: Callable[[Callable[[], object]], None]
+    home: object
+    keeps: bool
     ended: trio.Event = attrs.field(factory=trio.Event, init=False)
     quiet: trio.Event = attrs.field(factory=trio.Event, init=False)
     ending: Ending | None = attrs.field(default=None, init=False)
     heard: bool = attrs.field(default=False, init=False)
     """The loop has run something that was asked of it since the cancellation."""
+    blamed: bool = attrs.field(default=False, init=False)
+    """It was said already that what it left behind starts tasks."""
     _main: "asyncio.Task[Any] | None" = attrs.field(default=None, init=False)
     _withdrawn: bool = attrs.field(default=False, init=False)
     _disturbed: bool = attrs.field(default=False, init=False)
@@ -69,8 +77,22 @@ class Call:
         context.run(CURRENT.set, self)
         coro: Any = self._run()
         coro.__qualname__ = self.name  # what its task is called in reprs, stack dumps and errors
-        self._main = loop.create_task(coro, name=self.name, context=context)
-        self.adopt(self._main)  # the loop's task factory may have done it already
+        try:
+            # Not with ``context=``: a host's task factory need not take it.
+            self._main = context.run(loop.create_task, coro)
+            self.adopt(self._main)  # the loop's task factory may have done it already
+            self._main.set_name(self.name)
+        except BaseException as error:  # noqa: ASYNC103  whatever a host's task factory raises, somebody waits
+            coro.close()
+            self._not_started(error)
+            if isinstance(error, KeyboardInterrupt):
+                raise  # the host's own
+
+    def _not_started(self, error: BaseException) -> None:
+        refused = BridgeError(f"{self.name}: the loop made no task of it: {error!r}")
+        refused.__cause__ = error
+        self._end(Ending(error=refused))
+        self._reply(self.quiet.set)
 
     async def _run(self) -> Any:
         made = self._fn(*self._args, **self._kwargs)
@@ -94,6 +116,11 @@ class Call:
             self._end(Ending(error=error, cancelled=isinstance(error, asyncio.CancelledError)))
         else:
             self._end(Ending(value=task.result(), swallowed=self._disturbed))
+
+    def thrown(self, error: BaseException) -> None:
+        """A CancelledError goes into one of its tasks: ours, if we have asked for one."""
+        if self._told:
+            mark(error)
 
     def interrupted(self, error: BaseException) -> None:
         """Its loop is about to be left with this exception: nothing of it will run again soon."""

@@ -70,6 +70,9 @@ class Ender:
     async def sweep(self, call: Call, *, give_up: float) -> list[str]:
         """Find what the function left running, and do as the policy says; the names of what was found."""
         left = call.survivors()
+        if left and call.keeps:
+            self.account.lingering.add(call)
+            return []  # noqa: ASYNC910
         if left:
             self.account.note(Offence.LEAKED, call.name, f"still running: {', '.join(left)}", len(left))
             if self.settings.on_leak is OnLeak.WARN:

@@ -7,6 +7,7 @@ cause.
 
 import asyncio
 import concurrent.futures
+import math
 
 import trio
 
@@ -59,9 +60,24 @@ def portable(error: BaseException, where: str) -> BaseException:
     made: Exception
     if isinstance(error, asyncio.CancelledError | concurrent.futures.CancelledError):
         made = AsyncioCancelled(f"{where}: {type(error).__name__}, which nobody on the Trio side asked for")
-    elif isinstance(error, StopIteration | trio.Cancelled):
+    elif isinstance(error, StopIteration | GeneratorExit | trio.Cancelled):
         made = RuntimeError(f"{where} raised {error!r}")
     else:
         return error
     made.__cause__ = error
     return made
+
+
+def apart(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
+    """What a function raised on Trio's side, and the cancellation that reached it from outside.
+
+    A Cancelled where nothing is cancelled is one that somebody has kept and raised again.
+    """
+    if trio.current_effective_deadline() != -math.inf:
+        return error, None
+    if isinstance(error, trio.Cancelled):
+        return None, error
+    if isinstance(error, BaseExceptionGroup):
+        cancellation, own = error.split(trio.Cancelled)
+        return own, cancellation
+    return error, None

@@ -5,6 +5,7 @@ It is a class and not an ``async def`` around the coroutine because a task that 
 reach the coroutine itself, or Python warns that it was never awaited.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from types import TracebackType
@@ -20,7 +21,7 @@ class Guarded(Coroutine[Any, Any, Any]):
     """Behaves like ``coro``; ``owner`` is whose it is.
 
     ``exited(error)`` is told of a SystemExit or KeyboardInterrupt and says whether it is to go on as it is; ``stepped(seconds)``
-    of every step. Neither may raise.
+    of every step, ``cancelled(error)`` of every CancelledError that goes in. None of them may raise.
     """
 
     def __init__(
@@ -30,11 +31,13 @@ class Guarded(Coroutine[Any, Any, Any]):
         owner: object,
         exited: Callable[[BaseException], bool],
         stepped: Callable[[float], None],
+        cancelled: Callable[[BaseException], None],
     ) -> None:
         self._coro = coro
         self.owner = owner
         self._exited = exited
         self._stepped = stepped
+        self._cancelled = cancelled
         self.__name__ = getattr(coro, "__name__", type(coro).__name__)
         self.__qualname__ = getattr(coro, "__qualname__", self.__name__)
 
@@ -59,6 +62,8 @@ class Guarded(Coroutine[Any, Any, Any]):
     def throw(self, kind: Any, value: BaseException | object = None, traceback: TracebackType | None = None) -> Any:
         """One step that begins with an exception."""
         error = kind if isinstance(kind, BaseException) else value if isinstance(value, BaseException) else kind()
+        if isinstance(error, asyncio.CancelledError):
+            self._cancelled(error)
         return self._step(self._coro.throw, error if traceback is None else error.with_traceback(traceback))
 
     def close(self) -> None:

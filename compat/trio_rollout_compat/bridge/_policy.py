@@ -8,7 +8,10 @@ from trio_rollout._core.checks import seconds
 
 
 class OnLeak(enum.Enum):
-    """What becomes of tasks that are still running when the asyncio function that started them has ended."""
+    """What becomes of tasks that are still running when the asyncio function that started them has ended.
+
+    Not of what was started by ``call_keeping``, which is meant to go on.
+    """
 
     CANCEL = "cancel"
     """They are cancelled and waited for, within the grace. The call's result stands."""
@@ -27,7 +30,8 @@ class Offence(enum.Enum):
     ABANDONED = "abandoned"
     """It did not end within the grace after it was cancelled, and was left to itself."""
     LEAKED = "leaked"
-    """It returned while tasks that it had started were still running; counted by task."""
+    """It returned while tasks that it had started were still running; counted by task. What it left behind, such as a server,
+    starts more of them later; counted once for a call, and not where ``OnLeak.WARN`` allows it."""
     BLOCKED = "blocked"
     """One step of it kept the event loop longer than ``BridgeSettings.slow_step``."""
     EXITED = "exited"

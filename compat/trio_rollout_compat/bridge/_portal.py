@@ -8,12 +8,14 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple, final
 
 import attrs
 import trio
 
 from ._backend import Running
+from ._call import name_of
+from ._errors import apart, portable
 
 if TYPE_CHECKING:
     from ._bridge import Bridge
@@ -21,11 +23,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+_OVER: Final = "this portal's call is over: nothing of it may go on in Trio"
+
 
 @attrs.frozen(eq=False)
 class _Job:
-    """One request. Both futures belong to the loop: ``over`` is set at its end in any case, ``answer`` if there is one."""
+    """One request. Both futures belong to its loop: ``over`` is set at its end in any case, ``answer`` if there is one."""
 
+    loop: asyncio.AbstractEventLoop
     answer: "asyncio.Future[Any]"
     over: "asyncio.Future[None]"
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -43,15 +48,26 @@ class Portal:
     async def run(self, fn: Callable[[*Ts], Awaitable[T]], /, *args: *Ts) -> T:
         """From asyncio code: run a Trio function inside the scopes of the rollout, and return what it returns.
 
-        Cancelled, the Trio function is cancelled and its end awaited.
+        Cancelled, the Trio function is cancelled and its end awaited. It need not be the bridge's loop: one that the function
+        runs in a thread of its own will do.
 
         Raises:
-          RuntimeError: the call that this portal was given to is over.
-          Exception: whatever the function raised.
+          RuntimeError: the call that this portal was given to is over, this is no asyncio code, or the function raised
+            StopIteration.
+          AsyncioCancelled: the function raised an asyncio.CancelledError.
+          BaseException: whatever else the function raised.
 
         """
-        loop = asyncio.get_running_loop()
-        job = _Job(loop.create_future(), loop.create_future())
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise RuntimeError(
+                f"portal.run: {name_of(fn)} can be asked for by asyncio code only, and no loop runs in this thread; another "
+                "thread of Trio's uses trio.from_thread.run"
+            ) from None
+        if self._closed:  # the Trio run itself may be over, and then nobody would answer
+            raise RuntimeError(_OVER)
+        job = _Job(loop, loop.create_future(), loop.create_future())
         self._running.reply(functools.partial(self._start, job, fn, args))
         try:
             result: T = await job.answer
@@ -63,7 +79,7 @@ class Portal:
 
     def _start(self, job: _Job, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> None:
         if self._closed:
-            self._settle(job, error=RuntimeError("this portal's call is over: nothing of it may go on in Trio"))
+            self._settle(job, error=RuntimeError(_OVER))
         else:
             self._nursery.start_soon(self._serve, job, fn, args)
 
@@ -75,24 +91,31 @@ class Portal:
             with job.scope:
                 value = await fn(*args)
                 self._settle(job, value)
-        except Exception as error:  # ruff: ignore[blind-except]  it belongs to the asyncio code that asked
-            self._settle(job, error=error)
+        except KeyboardInterrupt:
+            raise  # Trio's own Ctrl-C
+        except BaseException as error:  # ruff: ignore[blind-except]  # noqa: ASYNC103  a real cancellation goes on below
+            own, cancellation = apart(error)
+            if own is not None:
+                self._settle(job, error=portable(own, name_of(fn)))
+            if cancellation is not None:
+                raise cancellation from None  # noqa: ASYNC104  the very same
         finally:
-            self._post(functools.partial(_finish, job.over))
+            _post(job, functools.partial(_finish, job.over))
 
-    def _settle(self, job: _Job, value: Any = None, *, error: Exception | None = None) -> None:
-        self._post(functools.partial(_finish, job.answer, value, error))
-
-    def _post(self, fn: Callable[[], object]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits there any more
-            self._running.post(fn)
+    def _settle(self, job: _Job, value: Any = None, *, error: BaseException | None = None) -> None:
+        _post(job, functools.partial(_finish, job.answer, value, error))
 
     def close(self) -> None:
         """From now on it refuses. On Trio's thread."""
         self._closed = True
 
 
-def _finish(future: "asyncio.Future[Any]", value: Any = None, error: Exception | None = None) -> None:
+def _post(job: _Job, fn: Callable[[], object]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits there any more
+        job.loop.call_soon_threadsafe(fn)
+
+
+def _finish(future: "asyncio.Future[Any]", value: Any = None, error: BaseException | None = None) -> None:
     if future.done():
         return
     if error is None:

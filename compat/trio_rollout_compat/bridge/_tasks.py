@@ -32,6 +32,8 @@ class Hooks:
     slow_step: float
     foreign: bool
     """The loop is the host's: its own handler is told of background errors, too."""
+    may_outlive: bool
+    """Tasks may outlive their call."""
     _open: bool = attrs.field(default=False, init=False)
     _factory_before: Any = attrs.field(default=None, init=False)
     _handler_before: Any = attrs.field(default=None, init=False)
@@ -40,23 +42,23 @@ class Hooks:
     def install(self) -> None:
         """Put them in."""
         self._open = True
-        self._factory_before = self.loop.get_task_factory()
-        self._handler_before = self.loop.get_exception_handler()
+        self._factory_before = _open_one(self.loop.get_task_factory(), "_factory_before")
+        self._handler_before = _open_one(self.loop.get_exception_handler(), "_handler_before")
         self.loop.set_task_factory(self.make_task)
         self.loop.set_exception_handler(self.on_error)
 
     def remove(self) -> None:
         """Cancel what was started by calls that were over, and take them out.
 
-        If somebody has chained to them meanwhile, they stay and only pass on.
+        If somebody has chained to them meanwhile, they stay and only pass on; another bridge takes them out when it is left.
         """
         self._open = False
         for task in tuple(self._strays):
             task.cancel()
         if self.loop.get_task_factory() == self.make_task:
-            self.loop.set_task_factory(self._factory_before)
+            self.loop.set_task_factory(_open_one(self._factory_before, "_factory_before"))
         if self.loop.get_exception_handler() == self.on_error:
-            self.loop.set_exception_handler(self._handler_before)
+            self.loop.set_exception_handler(_open_one(self._handler_before, "_handler_before"))
 
     def make_task(
         self,
@@ -67,7 +69,7 @@ class Hooks:
     ) -> "asyncio.Future[Any]":
         """The task factory."""
         call = CURRENT.get() if context is None else context.get(CURRENT)
-        if not self._open or call is None or not isinstance(coro, Coroutine):
+        if not self._open or call is None or call.home is not self or not isinstance(coro, Coroutine):
             return self._plain(loop, coro, context, **more)
         task = self._plain(loop, self._guarded(coro, call), context, **more)
         if isinstance(task, asyncio.Task):
@@ -85,13 +87,20 @@ class Hooks:
         return asyncio.Task(coro, loop=loop, **more)
 
     def _attribute(self, task: "asyncio.Task[Any]", call: Call) -> None:
-        if call.ended.is_set() and call.quiet.is_set():
-            # A timer or a callback that the call left behind has started it: nobody waits for that call any more.
-            self._strays.add(task)
-            task.add_done_callback(self._strays.discard)
-            self.blame(Offence.LEAKED, call.name, f"{task.get_name()} was started after the call was over")
-        else:
+        if not (call.ended.is_set() and call.quiet.is_set()):
             call.adopt(task)
+            return
+        # A timer, a server or a callback that the call left behind has started it: nobody waits for that call any more.
+        self._strays.add(task)
+        task.add_done_callback(self._strays.discard)
+        if not (self.may_outlive or call.keeps or call.blamed):
+            call.blamed = True  # once, not for each connection of a server
+            self.blame(
+                Offence.LEAKED,
+                call.name,
+                f"what it left behind still starts tasks, {task.get_name()} now; what is to outlive its call is for "
+                "call_keeping or iterate",
+            )
 
     def _guarded(self, coro: Coroutine[Any, Any, Any], call: Call) -> Guarded:
         name = call.name
@@ -108,20 +117,30 @@ class Hooks:
             if seconds > self.slow_step:
                 self.blame(Offence.BLOCKED, name, f"one step kept the event loop for {seconds:.2f} s")
 
-        return Guarded(coro, owner=call, exited=exited, stepped=stepped)
+        return Guarded(coro, owner=call, exited=exited, stepped=stepped, cancelled=call.thrown)
 
     def on_error(self, loop: asyncio.AbstractEventLoop, context: Context) -> None:
         """The exception handler."""
         task = context.get("task") or context.get("future")
         handle = context.get("handle")
         call = _call_of(task) or _call_of(handle)
-        if self._open and (call is not None or not self.foreign):
+        ours = call.home is self if call is not None else not self.foreign  # another bridge is told as well
+        if self._open and ours:
             what = f"{context.get('message')}: {context.get('exception')!r}"
             self.blame(Offence.CRASHED, call.name if call is not None else "unknown", what)
         if self._handler_before is not None:
             self._handler_before(loop, context)
         elif self.foreign:
             loop.default_exception_handler(context)
+
+
+def _open_one(hook: Any, before: str) -> Any:
+    """The first in a chain of hooks that is no left bridge's."""
+    owner = getattr(hook, "__self__", None)
+    while isinstance(owner, Hooks) and not owner._open:
+        hook = getattr(owner, before)
+        owner = getattr(hook, "__self__", None)
+    return hook
 
 
 def _call_of(item: object) -> Call | None:

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import contextlib
-import math
 from collections.abc import Awaitable, Callable
 from typing import Any, final
 
@@ -10,7 +9,7 @@ import attrs
 import trio
 
 from ..bridge._call import name_of
-from ..bridge._errors import portable
+from ..bridge._errors import apart, portable
 
 
 @final
@@ -42,7 +41,7 @@ class Job:
             if self.scope.cancelled_caught:
                 self.answer.cancel()
         except BaseException as error:  # ruff: ignore[blind-except]  # noqa: ASYNC103  a real cancellation goes on below
-            own, cancellation = _apart(error)
+            own, cancellation = apart(error)
             if own is not None:
                 self.settle(error=portable(own, self.name))
             if cancellation is not None:
@@ -61,18 +60,3 @@ class Job:
         """Nothing of it runs any more, or nobody waits for that any more."""
         with contextlib.suppress(concurrent.futures.InvalidStateError):
             self.over.set_result(None)
-
-
-def _apart(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
-    """What the call raised, and the cancellation of the run that reached it.
-
-    A Cancelled where nothing is cancelled is one that somebody has kept and raised again.
-    """
-    if trio.current_effective_deadline() != -math.inf:
-        return error, None
-    if isinstance(error, trio.Cancelled):
-        return None, error
-    if isinstance(error, BaseExceptionGroup):
-        cancellation, own = error.split(trio.Cancelled)
-        return own, cancellation
-    return error, None
