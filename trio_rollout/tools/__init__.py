@@ -5,7 +5,8 @@ command, the *yield* of a session, an *interrupt*, and a *denial*.
 """
 
 from .._core.enums import Leftovers
-from ._capture import Captured, CapturePolicy, run_captured
+from ._capture import CapturePolicy, run_captured
+from ._captured import Captured
 from ._child import ExitStatus
 from ._command import MINIMAL_ENVIRONMENT, Command
 from ._denial import DenialHandle

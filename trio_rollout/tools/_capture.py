@@ -8,6 +8,7 @@ then goes on as Cancelled.
 import enum
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from os import PathLike
 from typing import TypeAlias
 
@@ -15,6 +16,8 @@ import attrs
 import trio
 
 from .._core.enums import Leftovers
+from ..errors import ToolError
+from ._captured import Captured
 from ._child import Child, ExitStatus, Spawn
 from ._command import Argv, Command
 from ._direct import spawn_direct
@@ -41,53 +44,6 @@ class CapturePolicy(enum.Enum):
 
 
 @attrs.frozen(kw_only=True)
-class Captured:
-    """How a command ended, and its output.
-
-    ``exit_code`` is 124 after a timeout and 1 after a cancel event; a command may return these by itself, so ``stop``
-    and ``timed_out`` tell. ``aggregated`` is stdout, then stderr. A stream is not ``complete`` when something still held it
-    open at the end of the drain, or when more was written than is kept (``omitted_bytes``).
-    """
-
-    exit_code: int
-    stop: StopKind
-    signal: int | None
-    stdout: bytes
-    stderr: bytes
-    aggregated: bytes
-    duration: float
-    stdout_complete: bool = True
-    stderr_complete: bool = True
-    omitted_bytes: int = 0
-    unreaped: bool = False
-    """Whether the proof that everything is dead did not come in time."""
-
-    @property
-    def timed_out(self) -> bool:
-        """Whether its own time limit ended it: an observation for the model, not a failure of the rollout."""
-        return self.stop is StopKind.TIMED_OUT
-
-    @property
-    def stdout_text(self) -> str:
-        """Stdout as UTF-8; bytes that are none are replaced."""
-        return self.stdout.decode(errors="replace")
-
-    @property
-    def stderr_text(self) -> str:
-        """Stderr as UTF-8; bytes that are none are replaced."""
-        return self.stderr.decode(errors="replace")
-
-    def model_text(self) -> str:
-        """What the model is shown: both streams, after a line about the timeout if there was one."""
-        text = self.aggregated.decode(errors="replace")
-        if not (self.stdout_complete and self.stderr_complete):
-            text += f"\n[capture stopped: {self.omitted_bytes} bytes omitted, or a process still held the output open]"
-        if self.timed_out:
-            text = f"command timed out after {round(self.duration * 1000)} milliseconds\n{text}"
-        return text
-
-
-@attrs.frozen(kw_only=True)
 class CapturePlan:
     """Everything about one captured command but what to run."""
 
@@ -96,6 +52,11 @@ class CapturePlan:
     leftovers: Leftovers = Leftovers.KILL
     limits: ExecLimits = attrs.field(factory=ExecLimits)
     on_chunk: OnChunk | None = None
+
+    @property
+    def in_force(self) -> Expiration:
+        """What expires it."""
+        return self.expiration if self.policy is CapturePolicy.SHELL else Expiration()
 
     @property
     def capture_bytes(self) -> int | None:
@@ -132,14 +93,13 @@ async def _cancel_when_set(event: trio.Event, scope: trio.CancelScope) -> None:
 
 
 async def _wait_for_stop(child: Child, plan: CapturePlan, started: float) -> StopKind:
-    expiration = plan.expiration if plan.policy is CapturePolicy.SHELL else Expiration()
-    with trio.CancelScope(deadline=expiration.deadline(started)):
+    with trio.CancelScope(deadline=plan.in_force.deadline(started)):
         async with trio.open_nursery() as race:
-            for event in expiration.cancels:
+            for event in plan.in_force.cancels:
                 race.start_soon(_cancel_when_set, event, race.cancel_scope)
             await child.wait_exited()
             race.cancel_scope.cancel("the command exited")
-    return expiration.classify(exited=child.exited() is not None)
+    return plan.in_force.classify(exited=child.exited() is not None)
 
 
 async def _ask_to_end(child: Child, grace: float) -> None:
@@ -152,9 +112,35 @@ async def _ask_to_end(child: Child, grace: float) -> None:
     await trio.lowlevel.checkpoint()
 
 
+async def _start(spawn: Spawn, command: Command, plan: CapturePlan) -> Child | None:
+    """Start it; None if a cancel event was set, or the time of whoever asks was over, before it ran."""
+    made: list[Child] = []
+    try:
+        with bare_errors(), trio.CancelScope(deadline=plan.in_force.until):
+            async with trio.open_nursery() as race:
+                for event in plan.in_force.cancels:
+                    race.start_soon(_cancel_when_set, event, race.cancel_scope)
+                made.append(await spawn(command))
+                race.cancel_scope.cancel("it runs")
+    except BaseException:
+        for child in made:
+            with trio.move_on_after(plan.limits.teardown, shield=True):
+                await child.release()
+            child.close()
+        raise
+    return made[0] if made else None
+
+
 async def capture(spawn: Spawn, command: Command, plan: CapturePlan) -> Captured:
     """Run ``command`` through ``spawn`` to its end. See ``run_captured``."""
-    child = await spawn(command)
+    child = await _start(spawn, command, plan)
+    if child is None:
+        stop = plan.in_force.classify(exited=False)
+        return _captured(plan, stop, None, (_Output("stdout", plan), _Output("stderr", plan)), 0.0, unreaped=False)
+    return await _run(child, plan)  # no checkpoint before: its first act is to own the child
+
+
+async def _run(child: Child, plan: CapturePlan) -> Captured:
     started = trio.current_time()  # not before: a host that starts processes slowly is not the command's fault
     out, err = _Output("stdout", plan), _Output("stderr", plan)
     stop: StopKind | None = None
@@ -173,7 +159,8 @@ async def capture(spawn: Spawn, command: Command, plan: CapturePlan) -> Captured
     finally:
         with trio.move_on_after(plan.limits.term_grace + plan.limits.teardown, shield=True):
             if stop is None:
-                await _ask_to_end(child, plan.limits.term_grace)
+                with suppress(ToolError):  # who could tell of its exit is gone: whatever ended the run says that
+                    await _ask_to_end(child, plan.limits.term_grace)
             spare = stop is StopKind.EXITED and plan.leftovers is Leftovers.KEEP
             reaped = await child.release(spare=spare)
         child.close()

@@ -100,7 +100,7 @@ def open_stdio(command: Command, theirs: ExitStack, ours: ExitStack) -> Stdio:
 def as_file(command: Command, theirs: ExitStack) -> int:
     """The command as a file in memory: a message to the supervisor is small and whole, however long the argv.
 
-    ``Spec`` in ``_supervisor_main`` reads it.
+    ``Spec`` in ``_supervisor_command`` reads it.
     """
     fields = [
         str(command.umask),

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from ..errors import RolloutError, ToolError
 
 if TYPE_CHECKING:
-    from ._capture import Captured
+    from ._captured import Captured
 
-# What a wrong argv or cwd produces. Everything else (EAGAIN, EMFILE, ENOMEM, …) is the host's trouble.
+# What a wrong argv or cwd produces, or a broken program. Everything else (EAGAIN, EMFILE, ENOMEM, …) is the host's trouble,
+# and so is what went wrong before: a SpawnError about that has no errno.
 _CALLERS_FAULT = frozenset({
     errno.ENOENT,
     errno.EACCES,
@@ -22,6 +23,9 @@ _CALLERS_FAULT = frozenset({
     errno.ENAMETOOLONG,
     errno.E2BIG,
     errno.EPERM,
+    errno.ETXTBSY,
+    errno.EINVAL,
+    errno.ELIBBAD,
 })
 
 

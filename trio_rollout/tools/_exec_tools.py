@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Protocol, final
 
 from ._arguments import ExecArguments, ShellArguments, StdinArguments, arguments_of
-from ._capture import Captured
+from ._captured import Captured
 from ._errors import SpawnError
 from ._session_values import ExecError, ExecOutput
 from ._sessions import ExecSessions

@@ -33,6 +33,8 @@ class ExecLimits:
     """From SIGTERM to SIGKILL when a captured command is cancelled; ends early when the leader exits."""
     io_drain: float = attrs.field(default=2.0, converter=float, validator=at_least(0.0))
     """How long output is awaited after the leader has exited, for both streams together."""
+    start: float = attrs.field(default=30.0, validator=seconds)
+    """How long the host may take to start a process of a rollout; beyond it, that is the host's trouble, not the command's."""
     teardown: float = attrs.field(default=10.0, validator=seconds)
     """Bound of every shielded kill-and-reap; what is left then is counted as unreaped. It takes milliseconds, but seconds
     where ten processes wait for each core."""
@@ -61,6 +63,7 @@ class ExecLimits:
     post_write: float = attrs.field(default=0.1, converter=float, validator=at_least(0.0))
     """Pause between a write to a terminal and the poll that follows it."""
     max_processes: int = attrs.field(default=64, validator=whole(1))
+    """Stored sessions; and, counted apart, captured commands whose leftovers are kept."""
     protected: int = attrs.field(default=8, validator=whole(0))
     """So many of the most recently used processes are never evicted."""
     max_output_tokens: int = attrs.field(default=10_000, validator=whole(1))

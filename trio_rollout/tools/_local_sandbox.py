@@ -21,12 +21,14 @@ import trio
 
 from ..errors import ToolError
 from ._beneath import read_beneath, remove_tree, write_beneath
-from ._capture import Captured, CapturePlan, capture
+from ._capture import CapturePlan, capture
+from ._captured import Captured
 from ._command import Argv, Command, minimal_environment
 from ._expiration import Expiration
 from ._limits import ExecLimits
 from ._sandbox_provider import SandboxBackend, SandboxCounts, SandboxSpec
-from ._supervisor import SupervisedChild, Supervisor
+from ._supervised_child import SupervisedChild
+from ._supervisor import Supervisor
 
 _OWNER = "owner.lock"
 _FILES = "files"
@@ -179,7 +181,7 @@ class LocalSandboxes:
         owner = await trio.to_thread.run_sync(_make, self.root, spec.name)
         home = self.root / spec.name
         env = {**minimal_environment(), "HOME": str(home / _FILES), "TMPDIR": str(home / "tmp"), **self.env, **spec.env}
-        supervisor = Supervisor(self.limits.teardown)
+        supervisor = Supervisor(self.limits, self.limits.teardown)
         self._open[spec.name] = LocalSandbox(home, self, supervisor, owner, env, spec.on_output)
         return self._open[spec.name]
 

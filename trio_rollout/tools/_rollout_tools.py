@@ -16,7 +16,8 @@ import trio
 from .._core.enums import Leftovers
 from .._core.settings import Deadlines
 from .._ports import Ports
-from ._capture import Captured, CapturePlan, CapturePolicy, OnChunk, capture, checked
+from ._capture import CapturePlan, CapturePolicy, OnChunk, capture, checked
+from ._captured import Captured
 from ._command import Argv, Command
 from ._dispatch import OnTiming, ToolRuntime
 from ._expiration import Expiration, as_events, as_seconds
@@ -210,7 +211,14 @@ def new_rollout_tools(
     wrap_up = WrapUp() if deadlines is None else WrapUp(deadlines.abort)
     teardown = min(limits.teardown, wrap_up.seconds)
     return RolloutTools(
-        Supervisor(teardown), deadlines or _DEADLINES, deadline, limits, teardown, on_output, ports or Ports(), wrap_up
+        Supervisor(limits, teardown),
+        deadlines or _DEADLINES,
+        deadline,
+        limits,
+        teardown,
+        on_output,
+        ports or Ports(),
+        wrap_up,
     )
 
 

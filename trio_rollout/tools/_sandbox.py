@@ -21,7 +21,7 @@ import trio
 from .._backoff import backoff_s, wait_s
 from .._ports import Ports
 from ..errors import RolloutError, ToolError
-from ._capture import Captured
+from ._captured import Captured
 from ._command import Argv
 from ._expiration import as_seconds
 from ._limits import DEFAULT_LIMITS, ExecLimits

@@ -11,7 +11,7 @@ import attrs
 
 from .._core.checks import at_least, seconds, whole
 from ..errors import ToolError
-from ._capture import Captured
+from ._captured import Captured
 from ._child import Spawn
 from ._command import Argv, Command
 

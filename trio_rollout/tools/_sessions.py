@@ -253,7 +253,7 @@ async def open_exec_sessions(
     ports = ports or Ports()
     async with AsyncExitStack() as stack:
         if spawn is None:
-            spawn = (await stack.enter_async_context(open_supervisor(limits.teardown, WrapUp()))).spawn
+            spawn = (await stack.enter_async_context(open_supervisor(limits, limits.teardown, WrapUp()))).spawn
         store: SessionStore[Session] = SessionStore(ports.random.randrange, deterministic=deterministic_ids)
         host = SessionHost(spawn, limits, pause or PauseState(), listeners, ports, store)
 

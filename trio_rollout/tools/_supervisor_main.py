@@ -7,27 +7,35 @@
 Supervisor and keeper are child subreapers: whoever loses its parent below them becomes their child, also after ``setsid``.
 So "no child is left" means that nothing is left, and killing children until then ends every tree. A keeper ends its tree
 when the host says so or closes its control socket, by dying if need be; if a keeper is killed, its orphans go to the
-supervisor, which kills them. The leader of a command stays a zombie until it is released: its id is never reused before.
+supervisor, which kills them. A command may also stop its keeper, whose parent lets it go on then. The leader of a command
+stays a zombie until it is released: its id is never reused before.
 
 It starts with the first command of every rollout, so it imports little: typing and json would be a fifth of its start.
 """
 
 import ctypes
-import fcntl
 import gc
 import os
-import resource
 import select
 import signal
 import socket
 import sys
-import termios
 from contextlib import suppress
 
-PR_SET_CHILD_SUBREAPER = 36
+TYPE_CHECKING = False  # as typing has it, without its import
+if TYPE_CHECKING or __name__ != "__main__":
+    from ._supervisor_command import NOT_DEFAULT_HERE, Spec, start
+else:  # the script is isolated: its own directory comes last, so that nothing here can stand for a module of Python
+    sys.path.append(os.path.dirname(__file__))
+    from _supervisor_command import (  # ruff: ignore[import-private-name]  the same file, as a script sees it
+        NOT_DEFAULT_HERE,
+        Spec,
+        start,
+    )
+
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 LOOK_AGAIN_MS = 50  # only a fallback: each death that matters raises SIGCHLD here
-# Python ignores the first two, this script the next three, and it handles the last. All others were reset at its start.
-NOT_DEFAULT_HERE = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+MOST_STOPS = 100  # of one keeper; a command that stops it in a loop gets there at once
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -35,6 +43,11 @@ def become_subreaper() -> None:
     """Adopt every descendant that loses its parent. Not inherited by forks."""
     if LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def hide() -> None:
+    """Keep our memory and descriptors from commands of the same user. Inherited by forks, ended by an exec."""
+    LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # as far as the kernel allows it: root may look anyway
 
 
 def open_wake_pipe() -> int:
@@ -88,84 +101,6 @@ def reap_all() -> tuple[dict[int, int], bool]:
     return reaped, True
 
 
-class Spec:
-    """A command as the host wrote it: fields between null characters, which no argument can hold."""
-
-    def __init__(self, descriptor: int) -> None:
-        with open(descriptor, "rb") as file:
-            file.seek(0)
-            fields = iter(file.read().split(b"\0"))
-        self.umask = int(next(fields))
-        self.tty = next(fields) == b"tty"
-        self.cwd = next(fields)
-        self.rlimits = [(int(next(fields)), int(next(fields)), int(next(fields))) for _ in range(int(next(fields)))]
-        self.argv = [next(fields) for _ in range(int(next(fields)))]
-        self.env = dict(variable.split(b"=", 1) for variable in fields)
-
-
-def become(spec: Spec, stdio: list[int]) -> None:
-    """Turn this fork into the command."""
-    os.setsid()
-    if spec.tty:
-        fcntl.ioctl(stdio[0], termios.TIOCSCTTY, 0)
-    for target, source in enumerate(stdio):
-        os.dup2(source, target)
-    signal.set_wakeup_fd(-1)
-    for number in NOT_DEFAULT_HERE:
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    for limit, soft, hard in spec.rlimits:
-        resource.setrlimit(limit, (soft, hard))
-    os.umask(spec.umask)
-    os.chdir(spec.cwd)
-    execute(spec)
-
-
-def execute(spec: Spec) -> None:
-    """Execute the program, looked for on the command's own PATH. (``os.execvpe`` imports warnings, in every fork.)"""
-    missing = OSError(2, "No such file or directory")
-    path = b"" if b"/" in spec.argv[0] else spec.env.get(b"PATH", os.defpath.encode())
-    for directory in path.split(b":"):
-        try:
-            os.execve(directory + b"/" * bool(directory) + spec.argv[0], spec.argv, spec.env)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except PermissionError as error:
-            missing = error  # said only where nothing else is found, as a shell does
-    raise missing
-
-
-def start(spec: Spec, stdio: list[int], control: socket.socket) -> int | bytes:
-    """Fork and execute the command: its process id, or what went wrong."""
-    report, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            become(spec, stdio)
-        except OSError as error:
-            os.write(write, f"{error.errno or 0} {error.strerror}".encode())
-        except BaseException as error:  # ruff: ignore[blind-except]  # noqa: ASYNC103  no Trio here; a fork must never return
-            os.write(write, f"0 {error!r}".encode())
-        finally:
-            os._exit(127)
-    os.close(write)
-    waiting = select.poll()
-    waiting.register(report, select.POLLIN)
-    waiting.register(control, 0)  # hang-up only: the host is gone or has changed its mind, and the file system hangs
-    waiting.poll()
-    os.set_blocking(report, False)
-    try:
-        said = os.read(report, 65536)
-    except BlockingIOError:
-        said = b"0 given up while it was started"
-    os.close(report)
-    if not said:
-        return pid
-    kill_all([pid])
-    os.waitpid(pid, 0)
-    return b"failed " + said
-
-
 class Keeper:
     """Keeps one command and everything that comes from it, until it is told to end it."""
 
@@ -186,7 +121,7 @@ class Keeper:
             self.tell(started)
             return
         self.leader = started
-        self.tell(b"spawned %d" % started)
+        self.tell(b"spawned %d %d" % (started, os.getpid()))
         wish, sinks = self.watch()
         if wish == b"keep":
             self.keep(sinks)
@@ -248,12 +183,20 @@ class Keeper:
 
 
 def fork_keeper(requests: socket.socket, descriptors: list[int]) -> int:
-    """Start the keeper of one command. Descriptors: the command as a file, a control socket, stdin, stdout, stderr."""
-    pid = os.fork()
+    """Start the keeper of one command: its id, 0 if there is none.
+
+    Descriptors: the command as a file, a control socket, stdin, stdout, stderr.
+    """
+    try:
+        pid = os.fork()
+    except OSError as error:
+        with socket.socket(fileno=os.dup(descriptors[1])) as control, suppress(OSError):
+            control.send(f"failed 0 a keeper could not be forked: {error.strerror}".encode())
+        pid = -1
     if pid:
         for descriptor in descriptors:
             os.close(descriptor)
-        return pid
+        return max(pid, 0)
     requests.close()
     keeper = Keeper(socket.socket(fileno=descriptors[1]), open_wake_pipe())
     try:
@@ -265,10 +208,19 @@ def fork_keeper(requests: socket.socket, descriptors: list[int]) -> int:
     os._exit(0)
 
 
+def let_go_on(keepers: dict[int, int]) -> None:
+    """Continue keepers that were stopped, as only commands do it; kill one that is stopped again and again."""
+    for keeper, stops in keepers.items():
+        with suppress(ChildProcessError):  # it is dead, and not reaped yet
+            if os.waitid(os.P_PID, keeper, os.WSTOPPED | os.WNOHANG) is not None:
+                keepers[keeper] = stops + 1
+                os.kill(keeper, signal.SIGCONT if stops < MOST_STOPS else signal.SIGKILL)
+
+
 def supervise(requests: socket.socket) -> None:
     """Serve the host until it closes; then wait until every keeper has ended its tree."""
     wake = open_wake_pipe()
-    keepers: set[int] = set()
+    keepers: dict[int, int] = {}  # and how often each was stopped
     waiting = select.poll()
     waiting.register(requests, select.POLLIN)
     waiting.register(wake, select.POLLIN)
@@ -276,14 +228,17 @@ def supervise(requests: socket.socket) -> None:
         reaped, some_left = reap_all()
         if not some_left and requests.fileno() < 0:
             return
-        keepers -= reaped.keys()
-        kill_all(set(children()) - keepers)  # of a keeper that was killed
+        for pid in keepers.keys() & reaped.keys():
+            del keepers[pid]
+        let_go_on(keepers)
+        kill_all(set(children()) - keepers.keys())  # of a keeper that was killed
         ready = {descriptor for descriptor, _ in waiting.poll()}
         drain(wake)
         if requests.fileno() in ready:
             message, descriptors = receive(requests, 5)
             if message:
-                keepers.add(fork_keeper(requests, descriptors))
+                keepers[fork_keeper(requests, descriptors)] = 0
+                keepers.pop(0, None)
             else:
                 waiting.unregister(requests)
                 requests.close()
@@ -296,5 +251,6 @@ if __name__ == "__main__":
         signal.signal(number, signal.SIG_DFL)  # what the host ignores must not be ignored by its commands
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)  # only the host's end ends this process
+    hide()
     become_subreaper()
     supervise(socket.socket(fileno=int(sys.argv[1])))
