@@ -3,6 +3,7 @@
 import math
 from contextlib import suppress
 
+import attrs
 import psutil
 import pytest
 import trio
@@ -178,6 +179,22 @@ async def test_a_servers_failure_is_no_result_unless_the_agent_recovered(autojum
             await ask(session, asks("more"))
     with pytest.raises(ServerError, match="down again"):
         session.trajectory()
+
+
+async def test_what_was_asked_is_forgotten_with_its_answer(autojump_clock):
+    """All requests of a session together are much more than its conversation; only some can be named by a later one."""
+    kept, named = asks("a" * 1000), asks("b" * 1000)
+    async with lone_session() as (session, _, _):
+        plain = await ask(session, kept)
+        first = await ask(session, attrs.evolve(named, nameable=True))
+        assert plain.request.messages == first.request.messages == ()
+        more = attrs.evolve(asks("more"), previous=first.id)
+        for number in range(256):
+            await ask(session, attrs.evolve(more, key=str(number), nameable=True))
+        for other in (plain.id, "unknown"):
+            with pytest.raises(Refusal, match="no such response among its last 256"):
+                await ask(session, attrs.evolve(more, previous=other))
+        assert len((await ask(session, attrs.evolve(more, key="once more"))).answer.text)
 
 
 async def test_an_agent_that_said_nothing_is_no_result(autojump_clock):

@@ -36,6 +36,21 @@ def test_a_prompt_that_goes_on_extends_the_path():
     assert row.versions == (VersionSpan(0, 2, 0), VersionSpan(3, 4, 1))
 
 
+def test_a_long_conversation_is_kept_once():
+    """Every turn's prompt holds all that came before it: kept whole, they would grow with the square of the turns."""
+    tree, said = TokenTree(), [1]
+    for number in range(50):
+        tree.add(turn(said, [number, number + 1]))
+        said = [*said, number, number + 1, 7, 7]
+
+    (row,) = tree.segments()
+
+    kept = sum(len(node.turn.prompt_ids) + len(node.turn.output_ids) for node in tree.nodes)
+    assert kept == len(row.tokens) == len(said) - 2
+    assert row.tokens.tolist() == tree.nodes[-1].tokens.tolist() == said[:-2]
+    assert all(node.turn.prompt_ids.base is None for node in tree.nodes[1:])
+
+
 def test_a_fork_trains_the_shared_answer_once():
     tree = TokenTree()
     tree.add(turn([1], [2, 3]))

@@ -38,25 +38,25 @@ class Drift(enum.Enum):
 @final
 @attrs.frozen(eq=False, repr=False)
 class Node:
-    """One recorded answer."""
+    """One recorded answer. Of its prompt it keeps what stands behind its parent: whole prompts grow with the square of turns."""
 
     turn: Turn
+    """The answer, with the prompt's ids behind the parent."""
     parent: "Node | None"
     number: int
-
-    @property
-    def size(self) -> int:
-        """How many ids prompt and answer have together."""
-        return len(self.turn.prompt_ids) + len(self.turn.output_ids)
+    size: int
+    """How many ids its whole prompt and its answer have together."""
 
     @property
     def tokens(self) -> IdArray:
-        """The ids of prompt and answer."""
-        return np.concatenate([self.turn.prompt_ids, self.turn.output_ids])
+        """The ids of the whole prompt and the answer."""
+        parts = [part for node in _path_to(self) for part in (node.turn.prompt_ids, node.turn.output_ids)]
+        return np.concatenate(parts)
 
     def __repr__(self) -> str:
         above = "root" if self.parent is None else f"below {self.parent.number}"
-        return f"<Node {self.number}, {above}, {len(self.turn.prompt_ids)}+{len(self.turn.output_ids)} ids>"
+        answer = len(self.turn.output_ids)
+        return f"<Node {self.number}, {above}, {self.size - answer}+{answer} ids>"
 
 
 @attrs.frozen(kw_only=True)
@@ -122,7 +122,10 @@ class TokenTree:
         """
         if not len(turn.output_ids):
             raise ValueError(f"turn {turn.rid}: an answer without tokens can't be recorded")
-        node = Node(turn, self.parent_of(turn.prompt_ids), self._added)
+        parent, size = self.parent_of(turn.prompt_ids), len(turn.prompt_ids) + len(turn.output_ids)
+        if parent is not None:
+            turn = attrs.evolve(turn, prompt_ids=turn.prompt_ids[parent.size :].copy())
+        node = Node(turn, parent, self._added, size)
         self._added += 1
         self._nodes[node.number] = node
         self._by_ids.setdefault(node.size, {}).setdefault(_digest(node), []).append(node)
@@ -165,7 +168,8 @@ class TokenTree:
             path = _path_to(leaf)
             row = Row.begin(path[0].turn, trained=path[0].number not in trained)
             for node in path[1:]:
-                row.extend(node.turn, trained=node.number not in trained)
+                row.context(node.turn.prompt_ids)
+                row.answer(node.turn, trained=node.number not in trained)
             trained.update(node.number for node in path)
             rows.append(row.segment())
         return tuple(rows)

@@ -40,6 +40,7 @@ class _Body(msgspec.Struct):
     background: bool | None = None
     text: _Text | None = None
     top_logprobs: int | None = None
+    store: bool | None = None
 
 
 @final
@@ -70,6 +71,7 @@ class Responses:
             key=key_of("responses", body),
             previous=(asked.previous_response_id or "").removeprefix(_RESPONSE),
             instructions=len(first),
+            nameable=asked.store is not False,
             extra=json_schema_of(asked.text.format if asked.text else None, "text.format"),
         )
 

@@ -73,8 +73,7 @@ class Sampler:
         parsed = await self._parsed(sampled.text, request)
         answer = _answer(turn.id, sampled, parsed, request)
         if len(sampled.output_ids):
-            turn.said = _message(answer)
-            turn.node = self.conversation.record(request.messages, request.tools, turn.said, sampled)
+            turn.node = self.conversation.record(request.messages, request.tools, message_of(answer), sampled)
         return answer, sampled.stop
 
     async def _parsed(self, text: str, request: ChatRequest) -> Parsed:
@@ -134,7 +133,7 @@ def _answer(turn: str, sampled: Turn, parsed: Parsed, request: ChatRequest) -> A
     )
 
 
-def _message(answer: Answer) -> Message:
+def message_of(answer: Answer) -> Message:
     """The answer as the chat template takes it, when it stands in a conversation."""
     message: dict[str, object] = {"role": "assistant", "content": answer.text}
     if answer.reasoning:

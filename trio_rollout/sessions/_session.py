@@ -21,13 +21,15 @@ from ..abc import Rollout
 from ..errors import GenerateError, RequestRejected, ServerError, SessionClosed
 from ._conversation import Conversation
 from ._refusal import Limit, Refusal
-from ._sample import Sampler
+from ._sample import Sampler, message_of
 from ._settings import GatewaySettings
 from ._turn import SessionTurn
-from ._values import ChatRequest
+from ._values import ChatRequest, Message
 
 # A resend comes within seconds; this is how many answers can be given a second time.
 _RESENDABLE: Final = 64
+# How many answers can be named by a request that continues them; each keeps its whole conversation.
+_NAMEABLE: Final = 256
 
 
 @attrs.frozen(kw_only=True)
@@ -68,6 +70,7 @@ class GatewaySession:
     _running: dict[SessionTurn, None] = attrs.field(factory=dict, init=False)
     _recorded: dict[str, SessionTurn] = attrs.field(factory=dict, init=False)
     _resendable: OrderedDict[str, SessionTurn] = attrs.field(factory=OrderedDict, init=False)
+    _nameable: OrderedDict[str, tuple[Message, ...]] = attrs.field(factory=OrderedDict, init=False)
     _changed: StateChange = attrs.field(factory=StateChange, init=False)
 
     def __repr__(self) -> str:
@@ -120,11 +123,10 @@ class GatewaySession:
         """The request with the conversation that it only names."""
         if not request.previous:
             return request
-        earlier = self._recorded.get(request.previous)
-        if earlier is None or earlier.said is None:
-            raise Refusal(400, "previous_response_id: this session has no such response")
-        asked, place = earlier.request, request.instructions
-        before = (*asked.messages[asked.instructions :], earlier.said)
+        before, place = self._nameable.get(request.previous), request.instructions
+        if before is None:
+            raise Refusal(400, f"previous_response_id: this session has no such response among its last {_NAMEABLE}")
+        self._nameable.move_to_end(request.previous)
         return attrs.evolve(request, messages=(*request.messages[:place], *before, *request.messages[place:]))
 
     def _known(self, request: ChatRequest) -> SessionTurn | None:
@@ -175,6 +177,7 @@ class GatewaySession:
             self._changed.notify()
 
     async def _answer(self, turn: SessionTurn) -> None:
+        request = turn.request
         try:
             answer, stop = await self._sampler.sample(turn, self._rollout)
         except (Refusal, RequestRejected) as error:
@@ -186,6 +189,10 @@ class GatewaySession:
             self._failure, self._last_stop = None, stop
             if turn.node is not None:
                 self._recorded[turn.id] = turn
+            if request.nameable:
+                self._nameable[turn.id] = (*request.messages[request.instructions :], message_of(answer))
+                while len(self._nameable) > _NAMEABLE:
+                    self._nameable.popitem(last=False)
             turn.end(answer, None)
 
     async def close(self) -> None:

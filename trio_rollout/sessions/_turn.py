@@ -10,7 +10,7 @@ import trio
 from .._core.token_tree import Node
 from .._signal import StateChange
 from ._reveal import Reveal
-from ._values import Answer, ChatRequest, Message
+from ._values import Answer, ChatRequest
 
 
 @final
@@ -18,8 +18,9 @@ from ._values import Answer, ChatRequest, Message
 class SessionTurn:
     """Its scope is cancelled when everybody who wanted it has gone, or when its session closes.
 
-    ``answer`` or ``error`` is set at its end. It counts only if it was ``delivered``. ``node`` is what was recorded of it, and
-    ``said`` its answer as it stands in a conversation.
+    ``answer`` or ``error`` is set at its end. It counts only if it was ``delivered``. ``node`` is what was recorded of it. Its
+    request is that of one turn only, and gone at its end: all of a session's requests together are much more than their
+    conversation.
     """
 
     id: str
@@ -29,7 +30,6 @@ class SessionTurn:
     answer: Answer | None = attrs.field(default=None, init=False)
     error: Exception | None = attrs.field(default=None, init=False)
     node: Node | None = attrs.field(default=None, init=False)
-    said: Message | None = attrs.field(default=None, init=False)
     delivered: bool = attrs.field(default=False, init=False)
     sampled: Sequence[int] = attrs.field(default=(), init=False)
     _waiting: int = attrs.field(default=0, init=False)
@@ -67,6 +67,7 @@ class SessionTurn:
         """Set how it ended; the first end counts."""
         if not self.is_over:
             self.answer, self.error = answer, error
+            self.request = attrs.evolve(self.request, messages=(), tools=())
             self._changed.notify()
 
     def learn(self, thoughts: str, text: str) -> None:

@@ -17,7 +17,8 @@ class ChatRequest:
     """What an agent asks for. ``key`` is the same for identical requests; ``again``: the client says it is a resend.
 
     ``previous`` is the id of the turn that it continues, if it names one: the messages then only go on from there.
-    ``instructions`` of them, the first, stand before whatever came earlier and are not part of it.
+    ``instructions`` of them, the first, stand before whatever came earlier and are not part of it. ``nameable``: a later
+    request may name this one's turn.
     """
 
     messages: tuple[Message, ...]
@@ -33,6 +34,7 @@ class ChatRequest:
     again: bool = False
     previous: str = ""
     instructions: int = 0
+    nameable: bool = False
     extra: Mapping[str, object] = attrs.field(factory=dict)
 
 
