@@ -7,9 +7,9 @@ from argparse import ArgumentParser, Namespace
 import pytest
 import trio
 
-from trio_rollout.errors import SettingsError
+from trio_rollout.errors import GenerateError, RolloutError, ServerLost, SettingsError
 from trio_rollout.testing import Run
-from trio_rollout_compat.slime import add_arguments, close_engines, generate_rollout
+from trio_rollout_compat.slime import _aborts, add_arguments, close_engines, generate_rollout
 from trio_rollout_compat.slime._arguments import ARGUMENTS, REFUSED, REQUIRED, Arguments
 
 from .hosting import DataSource, arguments, importable, rows, update_behind_our_back
@@ -116,6 +116,60 @@ def test_what_the_host_aborted_is_tried_again_from_a_pristine_sample(host, seen,
     assert output.metrics["rollout/fully_async/requeued_server_lost"] >= 2
     sessions = [entry[1] for entry in seen if len(entry) == 2]
     assert len(sessions) == len(set(sessions))
+
+
+def test_a_function_that_aborts_everything_ends_the_run(host, seen, server, caplog, monkeypatch):
+    """Loudly; the source is not read empty meanwhile."""
+    monkeypatch.setattr(_aborts, "ROUNDS", 3)
+    monkeypatch.setattr(_aborts, "_FIRST_PAUSE_S", 0.01)
+    source = DataSource()
+    args = arguments(server, custom_generate_function_path="user_functions.always_aborted")
+    with pytest.raises(RolloutError, match=r"failed for good .*GenerateError: \d+ answers in a row came back aborted"):
+        generate_rollout(args, 0, source)
+    assert "answers in a row came back aborted, and nothing else in between" in caplog.text
+
+
+async def test_aborts_in_a_row_are_waited_out_longer_and_longer(autojump_clock):
+    """One round is an update's, at no cost; an answer of any other kind begins anew; after twenty rounds it is over."""
+    aborts, lost, begun = _aborts.Aborts(at_once=4), ServerLost("aborted"), trio.current_time()
+    for _ in range(4):
+        await aborts.note(lost)
+    assert trio.current_time() == begun
+    await aborts.note(lost)
+    assert trio.current_time() == begun + 0.5
+    aborts.forget()
+
+    async def always():
+        while True:
+            await aborts.note(lost)
+
+    begun = trio.current_time()
+    with pytest.raises(ExceptionGroup) as caught:
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(always)
+    assert {str(error).partition(",")[0] for error in caught.value.exceptions} <= {
+        f"{number} answers in a row came back aborted" for number in range(81, 85)
+    }
+    assert caught.group_contains(GenerateError, match="with 4 in flight")
+    assert 400 < trio.current_time() - begun < 500
+
+
+def test_a_data_source_that_has_nothing_at_the_moment_is_asked_again(host, seen, server, caplog):
+    """What is requeued meanwhile runs all the same, and closing does not wait for it."""
+    source = DataSource()
+    real, asked = source.get_samples, []
+
+    def now_and_then(count):
+        asked.append(count)
+        return real(1) if len(asked) % 3 == 0 and source.taken < 3 else []
+
+    source.get_samples = now_and_then
+    args = arguments(server, custom_generate_function_path="user_functions.aborted_first")
+    output = generate_rollout(args, 0, source)
+    assert [group[0].group_index for group in output.samples] == [0, 1, 2]
+    assert "gave no group, 2 times in a row" in caplog.text
+    close_engines()
 
 
 def test_an_update_behind_our_back_is_survived(host, server, caplog):

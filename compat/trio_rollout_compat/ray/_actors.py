@@ -1,6 +1,5 @@
 """The two Ray actors, and a node's actor as the lease service sees it. Each actor has its engine on a thread of its own."""
 
-import asyncio
 import functools
 import os
 import uuid
@@ -69,7 +68,7 @@ class NodeActor:
 
     async def close(self) -> None:
         """Drain the engine and end its thread."""
-        await asyncio.to_thread(self._thread.close, self._thread.grace)
+        await self._thread.aclose(self._thread.grace)
 
 
 @final
@@ -121,7 +120,7 @@ class ServiceActor:
 
     async def close(self) -> None:
         """Drain, within ``Deadlines.drain``."""
-        await asyncio.to_thread(self._thread.close, self._thread.grace)
+        await self._thread.aclose(self._thread.grace)
 
 
 class ServiceRestarted(Exception):

@@ -13,6 +13,7 @@ from trio_rollout.abc import InferenceServers
 from trio_rollout.sources import IterableSource
 
 from ..bridge import Bridge, BridgeSettings, OnLeak, open_bridge
+from ._aborts import Aborts
 from ._arguments import Arguments
 from ._evaluation import Evaluated, eval_prompts, evaluated
 from ._plugins import Plugins
@@ -52,6 +53,7 @@ class Running:
     bridge: Bridge
     plugins: Plugins
     dropped: dict[str, int]
+    aborts: Aborts
 
     async def train(self, weight_version: int | None = None) -> tuple[list[list[Any]], dict[str, Any]]:
         """The next ``rollout_batch_size`` groups in the host's order, and metrics. Cancelled, it has taken nothing.
@@ -81,7 +83,7 @@ class Running:
     async def evaluate(self) -> list[Evaluated]:
         """All evaluation datasets at once, beside production."""
         prompts = eval_prompts(self.args)
-        generate = Generate(self.args, self.plugins, self.bridge, evaluation=True)
+        generate = Generate(self.args, self.plugins, self.bridge, self.aborts, evaluation=True)
         groups = await self.engine.evaluate(IterableSource(prompts), generate, samples_per_prompt=1)
         return evaluated(self.args, groups)
 
@@ -120,6 +122,8 @@ def settings_of(args: Arguments) -> EngineSettings:
 async def open_host_engine(plugins: Plugins, data_source: Any, loop: Any) -> AsyncGenerator[Running]:
     """Everything that lives between the calls."""
     args, dropped = plugins.args, dict[str, int]()
+    limits = settings_of(args)
+    aborts = Aborts(limits.max_running)
     # Agent adapters start servers of their own at their first use; they must outlive the call that did.
     settings = BridgeSettings(on_leak=OnLeak.WARN)
     async with (
@@ -127,12 +131,12 @@ async def open_host_engine(plugins: Plugins, data_source: Any, loop: Any) -> Asy
         open_sglang_servers(**_servers_at(args)) as servers,
         open_rollout_engine(
             HostSource(data_source, args.n_samples_per_prompt),
-            Generate(args, plugins, bridge),
+            Generate(args, plugins, bridge, aborts),
             servers=cast("InferenceServers", HostServers(servers)),  # the rest of it is passed on by name
             reward=None if args.group_rm else Reward(plugins, bridge),
             group_reward=GroupReward(plugins, bridge) if args.group_rm else None,
             group_filter=Filter(plugins, bridge, dropped) if args.dynamic_sampling_filter_path else None,
-            settings=settings_of(args),
+            settings=limits,
         ) as engine,
     ):
-        yield Running(args, engine, bridge, plugins, dropped)
+        yield Running(args, engine, bridge, plugins, dropped, aborts)

@@ -1,15 +1,21 @@
 """slime's data source as the engine's source. It is called on the engine's thread only: it has no locks."""
 
+import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, Final, final
 
 import attrs
 import trio
 
+from trio_rollout._backoff import wait_s
 from trio_rollout._core.values import Prompt
 from trio_rollout.errors import SourceError
 
 from ._samples import KEY, Pristine, prompt_of
+
+_log: Final = logging.getLogger("trio_rollout.compat")
+_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 5.0
 
 
 @final
@@ -17,7 +23,8 @@ from ._samples import KEY, Pristine, prompt_of
 class HostSource:
     """Takes groups with ``get_samples``; what a drain returns goes back with ``add_samples``, all at once.
 
-    It never ends: slime's sources wrap around. What is requeued waits in the engine meanwhile.
+    It never ends: slime's sources wrap around. One that has nothing at the moment is asked again, as slime itself would, with a
+    pause in between and a warning. What is requeued waits in the engine meanwhile.
     """
 
     _data_source: Any
@@ -25,9 +32,15 @@ class HostSource:
     _taken: int = attrs.field(default=0, init=False)
 
     async def take(self, count: int) -> Sequence[Prompt]:
-        """So many groups. Blocks the loop as long as the data source does."""
+        """Up to so many groups. Blocks the loop as long as the data source does, and waits while it has none."""
         await trio.lowlevel.checkpoint()
-        groups = self._data_source.get_samples(count)
+        tries, groups = 0, self._data_source.get_samples(count)
+        while not groups:
+            tries += 1
+            if tries.bit_count() == 1:  # 1, 2, 4, 8, ...
+                _log.warning("get_samples(%d) gave no group, %d times in a row; it is asked again", count, tries)
+            await wait_s(min(_LONGEST_PAUSE_S, _PAUSE_S * tries))
+            groups = self._data_source.get_samples(count)
         wrong = {len(group) for group in groups} - {self._samples}
         if wrong:
             raise SourceError(

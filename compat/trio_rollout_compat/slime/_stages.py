@@ -8,9 +8,10 @@ import attrs
 
 from trio_rollout._core.values import Group, Prompt, Trajectory
 from trio_rollout.abc import Drop, Keep, Rollout
-from trio_rollout.errors import GenerateError
+from trio_rollout.errors import GenerateError, ServerLost
 
 from ..bridge import Bridge
+from ._aborts import Aborts
 from ._arguments import Arguments
 from ._plugins import Plugins
 from ._samples import KEY, Pristine, fill, flat, made_of, sampling_of, trajectory_of
@@ -24,6 +25,7 @@ class Generate:
     args: Arguments
     plugins: Plugins
     bridge: Bridge
+    aborts: Aborts
     evaluation: bool = False
 
     async def __call__(self, prompt: Prompt, rollout: Rollout, /) -> Trajectory:
@@ -36,10 +38,15 @@ class Generate:
         sampling = self.args.sampling(rollout.index) if own is None else dict(own)
         path = self.plugins.generate_path(sample)
         if path is None:
-            made = await self._stock(sample, sampling, rollout)
-        else:
-            made = await self.bridge.call(self.plugins.generate, path, sample, sampling, evaluation=self.evaluation)
-        return trajectory_of(made, prompt, rollout.index)
+            return trajectory_of(await self._stock(sample, sampling, rollout), prompt, rollout.index)
+        made = await self.bridge.call(self.plugins.generate, path, sample, sampling, evaluation=self.evaluation)
+        try:
+            trajectory = trajectory_of(made, prompt, rollout.index)
+        except ServerLost as lost:
+            await self.aborts.note(lost)
+            raise
+        self.aborts.forget()
+        return trajectory
 
     async def _stock(  # noqa: ASYNC910  a sample that is full already asks for nothing
         self, sample: Any, sampling: dict[str, Any], rollout: Rollout

@@ -42,6 +42,12 @@ async def aborted_first(args, sample, sampling_params):
     return answer(sample)
 
 
+async def always_aborted(args, sample, sampling_params):
+    SEEN.append(sample.index)
+    sample.status = type(sample.status).ABORTED
+    return sample
+
+
 async def hang_first(args, sample, sampling_params):
     SEEN.append(sample.index)
     if len(SEEN) == 1:
