@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from trio_rollout._core.enums import Cause
+from trio_rollout._core.statistics import ServerCounts
 from trio_rollout._core.values import Group, GroupId, Prompt, Trajectory
 from trio_rollout.cli._progress import Meter, Progress, duration, live_rows, plain_line
 from trio_rollout.cli._tally import RewardTally
@@ -61,6 +62,17 @@ def test_trouble_takes_no_room_while_there_is_none(statistics_of):
     progress = Meter(total=None).progress(statistics_of(ready=1), now=0.0, rewards={})
 
     assert plain_line(progress) == "1 groups, 0 rollouts running, 0 tokens/s, time left unknown"
+
+
+def test_servers_that_get_no_work_are_named(statistics_of):
+    """With all of them away a run still runs, and waits: its user must see for what."""
+    servers = [
+        ServerCounts(url=f"http://s{n}:1", usable=n == 0, paused=False, version=0, in_flight=0, requests=0)
+        for n in range(3)
+    ]
+    progress = Meter(total=None).progress(statistics_of(ready=1), now=0.0, rewards={}, servers=servers)
+
+    assert "2 of 3 servers away: http://s1:1, http://s2:1" in plain_line(progress)
 
 
 def test_the_time_left_follows_the_groups_of_this_run_only(statistics_of):

@@ -1,7 +1,7 @@
 """A run's progress as a value, and that value as a live display or as one plain line. Pure: no clock, no terminal."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
 import attrs
@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from .._core.statistics import EngineStatistics
+from .._core.statistics import EngineStatistics, ServerCounts
 
 RATE_WINDOW_S = 15.0
 """Tokens per second are an average over so many seconds: answers of long rollouts arrive in bursts."""
@@ -19,7 +19,10 @@ RATE_WINDOW_S = 15.0
 
 @attrs.frozen(kw_only=True)
 class Progress:
-    """One moment of a run. ``total`` counts groups; it and ``left_s`` are None while nobody knows."""
+    """One moment of a run. ``total`` counts groups; it and ``left_s`` are None while nobody knows.
+
+    ``away``: the URLs of servers that get no work now, of ``servers`` in all.
+    """
 
     statistics: EngineStatistics
     total: int | None
@@ -27,6 +30,8 @@ class Progress:
     tokens_per_s: float
     rewards: Mapping[str, float]
     left_s: float | None
+    away: tuple[str, ...] = ()
+    servers: int = 0
 
     @property
     def scored(self) -> int:
@@ -53,7 +58,14 @@ class Meter:
     _samples: deque[tuple[float, int]] = attrs.field(factory=deque)
     _begun: tuple[float, int] | None = None
 
-    def progress(self, statistics: EngineStatistics, *, now: float, rewards: Mapping[str, float]) -> Progress:
+    def progress(
+        self,
+        statistics: EngineStatistics,
+        *,
+        now: float,
+        rewards: Mapping[str, float],
+        servers: Sequence[ServerCounts] = (),
+    ) -> Progress:
         """The progress at time ``now``; calls must come in the order of time."""
         if self._begun is None:
             self._begun = (now, settled(statistics))
@@ -67,6 +79,8 @@ class Meter:
             tokens_per_s=self._tokens_per_s(),
             rewards=rewards,
             left_s=self._left_s(statistics, now),
+            away=tuple(server.url for server in servers if not server.usable),
+            servers=len(servers),
         )
 
     def _tokens_per_s(self) -> float:
@@ -107,6 +121,8 @@ def requeues(statistics: EngineStatistics) -> str:
 def _exceptions(progress: Progress) -> Iterator[str]:
     """What only deserves a place when it happened."""
     statistics = progress.statistics
+    if progress.away:
+        yield f"{len(progress.away)} of {progress.servers} servers away: {', '.join(progress.away)}"
     if causes := requeues(statistics):
         yield f"requeues: {causes}"
     for name in ("quarantined", "filtered", "orphans"):

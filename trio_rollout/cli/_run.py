@@ -17,6 +17,7 @@ from .._backoff import wait_s
 from ..errors import EndOfData, EngineClosed
 from ..ledger import open_ledger
 from ..observe import task_tree
+from ..sglang import SGLangServers
 from ._display import Screen
 from ._job import Job
 from ._outcome import Ending, Outcome
@@ -35,6 +36,7 @@ class _Run:
     """What the tasks of one run share."""
 
     engine: RolloutEngine
+    servers: SGLangServers
     meter: Meter
     screen: Screen
     tally: RewardTally = attrs.field(factory=RewardTally)
@@ -43,7 +45,9 @@ class _Run:
         """Show the progress at the display's own pace, until cancelled."""
         while True:
             now = trio.current_time()
-            await self.screen.show(self.meter.progress(self.engine.statistics(), now=now, rewards=self.tally.means()))
+            counts, servers = self.engine.statistics(), self.servers.statistics().servers
+            progress = self.meter.progress(counts, now=now, rewards=self.tally.means(), servers=servers)
+            await self.screen.show(progress)
             await wait_s(self.screen.every_s)
 
     async def consume(self) -> Ending:
@@ -89,8 +93,8 @@ async def _until_the_end(run: _Run, *, grace: float, cancel: Callable[[], None])
 
 
 @asynccontextmanager
-async def _open_engine(job: Job, *, say: Say) -> AsyncGenerator[RolloutEngine]:
-    """The engine, inside all that it needs."""
+async def _open_engine(job: Job, *, say: Say) -> AsyncGenerator[tuple[RolloutEngine, SGLangServers]]:
+    """The engine and its servers, inside all that they need."""
     async with (
         open_tree_on_usr1(task_tree, say=say),
         open_servers(job.servers, say=say) as servers,
@@ -99,7 +103,7 @@ async def _open_engine(job: Job, *, say: Say) -> AsyncGenerator[RolloutEngine]:
             job.source, job.generate, servers=servers, reward=job.reward, ledger=ledger, settings=job.settings
         ) as engine,
     ):
-        yield engine
+        yield engine, servers
 
 
 async def run_job(job: Job, *, screen: Screen) -> Outcome:
@@ -120,8 +124,8 @@ async def run_job(job: Job, *, screen: Screen) -> Outcome:
     # Around everything: only a body that is left by Cancelled makes the engine leave without a grace.
     with trio.CancelScope() as everything:  # noqa: ASYNC912  opening the servers is a checkpoint
         try:
-            async with _open_engine(job, say=screen.say) as engine:
-                run = _Run(engine=engine, meter=Meter(total=total), screen=screen)
+            async with _open_engine(job, say=screen.say) as (engine, servers):
+                run = _Run(engine=engine, servers=servers, meter=Meter(total=total), screen=screen)
                 ending = await _until_the_end(run, grace=job.grace, cancel=everything.cancel)
         except Exception as failure:
             if run is None:  # nothing has begun, so there is nothing to report but this
