@@ -4,7 +4,7 @@ The first failure ends the attempt and so cancels the siblings; nothing of an at
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import attrs
 import trio
@@ -94,12 +94,16 @@ async def _scored_rollout(attempt: Attempt, recipe: Recipe, index: int, deadline
     return attrs.evolve(trajectory, prompt=attempt.prompt, reward=await reward_of(trajectory, recipe))
 
 
-async def _made(attempt: Attempt, recipe: Recipe, index: int, deadline: float) -> object:
+def _made(attempt: Attempt, recipe: Recipe, index: int, deadline: float) -> Awaitable[object]:
     """What the generate function returned, watched for progress if there is a limit to its absence."""
-    limit = recipe.settings.deadlines.no_progress
     end = min(deadline, attempt.deadline)
-    if limit_of(limit) == math.inf:
-        return await _generated(attempt, recipe, index, end, _nothing)
+    if limit_of(recipe.settings.deadlines.no_progress) == math.inf:
+        return _generated(attempt, recipe, index, end, _nothing)
+    return _watched(attempt, recipe, index, end)
+
+
+async def _watched(attempt: Attempt, recipe: Recipe, index: int, end: float) -> object:
+    limit = recipe.settings.deadlines.no_progress
     with recipe.gate.clock(limit) as clock, clock.scope:
         return await _generated(attempt, recipe, index, end, clock.wind)
     raise await attempt.give_up(Cause.NO_PROGRESS, f"rollout {index}: nothing new for {limit} s")

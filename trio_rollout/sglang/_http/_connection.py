@@ -22,11 +22,11 @@ class Connection(Protocol):
         """Bytes put into ``buffer``; 0 at the end of the stream, None if there is nothing yet. Raises OSError if broken."""
         ...
 
-    async def wait_readable(self) -> None:
+    def wait_readable(self) -> Awaitable[None]:
         """Wait until ``recv_into_now`` would not return None (level-triggered: at once if that is so already)."""
         ...
 
-    async def wait_writable(self) -> None:
+    def wait_writable(self) -> Awaitable[None]:
         """Wait until ``send_now`` would not return 0."""
         ...
 
