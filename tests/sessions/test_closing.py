@@ -112,6 +112,23 @@ async def test_a_client_that_goes_cancels_its_turn(autojump_clock):
     assert session.trajectory().turns == 1
 
 
+async def test_a_turn_that_its_client_left_does_not_count_against_the_cap(autojump_clock):
+    """Sent again it is the same turn, not a new one."""
+    async with lone_session(FakeServers(plan=lambda number, prompt: Say() if number else HANG), max_turns=1) as (
+        session,
+        _,
+        _,
+    ):
+        with trio.move_on_after(2):
+            await ask(session, asks("hello"))
+        await trio.testing.wait_all_tasks_blocked()
+        await ask(session, asks("hello"))
+        with pytest.raises(Refusal, match="turns of this session: the limit is 1"):
+            await ask(session, asks("more"))
+
+    assert session.trajectory().turns == 1
+
+
 async def test_an_answer_that_nobody_got_is_not_recorded(autojump_clock):
     async with lone_session() as (session, _, _):
         await ask(session, asks("hello"))

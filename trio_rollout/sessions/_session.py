@@ -63,6 +63,7 @@ class GatewaySession:
     _closing: bool = attrs.field(default=False, init=False)
     _closed: trio.Event = attrs.field(factory=trio.Event, init=False)
     _started: int = attrs.field(default=0, init=False)
+    _left: int = attrs.field(default=0, init=False)
     _resends: int = attrs.field(default=0, init=False)
     _lost: int = attrs.field(default=0, init=False)
     _failure: Exception | None = attrs.field(default=None, init=False)
@@ -150,7 +151,7 @@ class GatewaySession:
 
     def _start(self, request: ChatRequest) -> SessionTurn:
         most, at_once = self._settings.max_turns, self._settings.max_concurrent_turns
-        if most is not None and self._started >= most:
+        if most is not None and self._started - self._left >= most:
             raise Limit("turns of this session", most, passing=False).refusal()
         if len(self._running) >= at_once:
             raise Limit("turns of this session at once", at_once, passing=True).refusal()
@@ -172,6 +173,7 @@ class GatewaySession:
                 await self._answer(turn)
                 await turn.wait_left()
         finally:
+            self._left += not turn.is_over
             turn.end(None, SessionClosed("session closed"))
             del self._running[turn]
             self._changed.notify()

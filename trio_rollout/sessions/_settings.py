@@ -15,7 +15,7 @@ class GatewaySettings:
     ``public_url`` is then what they are told. ``max_body`` bounds a request's bytes, ``max_head`` those of its head,
     ``max_requests`` the requests at once.
 
-    Of each session: ``max_turns`` and ``max_concurrent_turns``; ``drain`` is how long closing lets running turns finish.
+    Of each session: ``max_turns`` (those whose client left do not count) and ``max_concurrent_turns``; ``drain`` is how long closing lets running turns finish.
     ``context_length`` bounds prompt and answer together (None: what the servers say); ``default_max_tokens`` is for agents
     that name no limit (None: the rollout's sampling does).
 
