@@ -6,7 +6,7 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 CODE := $(wildcard trio_rollout compat tests examples benchmarks)
 
-.PHONY: setup demo test soak bench mutate test-kill check format setup-sglang test-sglang setup-agents test-agents setup-ray test-ray
+.PHONY: setup demo test soak bench bench-full mutate test-kill check format setup-sglang test-sglang setup-agents test-agents setup-ray test-ray
 
 setup: .venv/.installed
 
@@ -47,12 +47,12 @@ FLAKE8_ASYNC := git grep -l async -- 'trio_rollout/*.py' 'compat/*.py' 'examples
 
 # Every benchmark in its quick mode, to see that it works: tables on the terminal, JSON and plots in benchmarks/results.
 # What they measure, and the last full results: benchmarks/README.md.
-BENCH := generate long_tail cancel weight_update faults scale stalls bridge sessions
-
 bench: setup
-	for name in $(BENCH); do $(BIN)/python benchmarks/bench_$$name.py --quick --quiet || exit 1; done
-	$(BIN)/python benchmarks/bench_commit.py --quick --dir $$(mktemp -d)
-	$(BIN)/python benchmarks/bench_tiny.py --rounds 1 --tokens 64
+	$(BIN)/python benchmarks/run_all.py --quick
+
+# In full, at most 40 minutes on two idle cores; writes the results into benchmarks/README.md.
+bench-full: setup
+	$(BIN)/python benchmarks/run_all.py
 
 # The linters, the types (mypy for the code, pyright for what users import; it finds the package through PATH), and the
 # tests that read the source: layers, sizes, public names, clean text.

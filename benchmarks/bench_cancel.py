@@ -15,7 +15,8 @@ from harness.report import Report, bars, header, options, say_to_stderr
 from harness.rounds import Arm, Cell, figures_of, median_of, ratio, run_cells
 from harness.spec import Spec
 
-COUNTS = (1000, 8000)
+COUNTS = {1000: 3, 8000: 2}
+"""In flight, and how many rounds."""
 IDLE_WITHIN_S = 30.0
 
 
@@ -45,7 +46,7 @@ def cell_of(count: int, rounds: int) -> Cell:
 def main(*, quick: bool, rounds: int | None, out: Path, quiet: bool) -> None:
     """Measure and show."""
     began = header()
-    cells = [cell_of(256, 1)] if quick else [cell_of(count, rounds or 3) for count in COUNTS]
+    cells = [cell_of(256, 1)] if quick else [cell_of(count, rounds or times) for count, times in COUNTS.items()]
     with fake_server() as server:
         runs = run_cells(server, cells, say=say_to_stderr(quiet=quiet))
     report = Report("cancel", "quick" if quick else "full", runs, began)

@@ -7,26 +7,21 @@ acked and reclaimed, and the resident memory must stay flat. ``--threshold`` mea
 better off in a segment than in its row.
 """
 
-import argparse
-import json
 import os
 import shutil
 import sqlite3
-import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import attrs
+import click
 import numpy as np
 import trio
-from harness.report import RESULTS, header
-from rich.console import Console
-from rich.table import Table
+from harness.report import Report, header, lines, options, say_to_stderr
+from harness.rounds import Run, figures_of, median_of
 
 from trio_rollout._core.events import Acked, Delivered, Pulled, Ready, RunIdentity
 from trio_rollout._core.values import Group, Prompt, Segment, Trajectory, VersionSpan
@@ -38,6 +33,7 @@ from trio_rollout.ledger._store import Store, StoreLimits
 
 IDENTITY = RunIdentity(source="benchmark", samples_per_prompt=8)
 BYTES_A_TOKEN = 9  # id, log-prob, mask
+BATCHES = (1, 8, 64)
 
 
 def make_group(number: int, size: int) -> Group:
@@ -63,18 +59,6 @@ def make_group(number: int, size: int) -> Group:
         for index in range(8)
     ]
     return Group(id=prompt.group_id, attempt=1, prompt=prompt, trajectories=rows)
-
-
-@attrs.frozen(kw_only=True)
-class Result:
-    """One arm at one size and batch."""
-
-    arm: str
-    size: int
-    batch: int
-    groups_per_s: float
-    cpu_ms_per_group: float
-    runs: int
 
 
 @attrs.frozen(kw_only=True)
@@ -224,47 +208,48 @@ def run_lives(path: Path, size: int, lots: int, lot: int) -> Memory:
     return Memory(size=size, groups=lots * lot, after_a_fifth_mb=max(seen[: lots // 5]), at_the_end_mb=seen[-1])
 
 
-def memory(options: argparse.Namespace) -> Iterator[Memory]:
+def memory(directory: Path, *, quick: bool) -> Iterator[Memory]:
     """At both sizes."""
-    lots = 10 if options.quick else 60
     for size, lot in ((100_000, 64), (2_000_000, 8)):
-        with fresh(options.dir) as path:
-            yield run_lives(path, size, lots, lot)
+        with fresh(directory) as path:
+            yield run_lives(path, size, 10 if quick else 60, lot)
 
 
 Arm = Callable[[Path, Sequence[Group], int, Clock], None]
 ARMS: dict[str, Arm] = {"ledger": run_ledger, "store": run_store, "sqlite": run_sqlite, "files": run_files}
 
 
-def measure(name: str, arm: Arm, groups: Sequence[Group], batch: int, *, runs: int, directory: Path) -> Result:
-    """The median of some runs, each in an empty directory."""
-    clocks = []
-    for _ in range(runs):
-        with fresh(directory) as path:
-            clock = Clock()
-            arm(path, groups, batch, clock)
-            clocks.append(clock)
-    return Result(
-        arm=name,
-        size=len(encode_group(groups[0])),
-        batch=batch,
-        groups_per_s=len(groups) / statistics.median(clock.wall for clock in clocks),
-        cpu_ms_per_group=1000 * statistics.median(clock.cpu for clock in clocks) / len(groups),
-        runs=runs,
-    )
+@attrs.frozen(kw_only=True)
+class Job:
+    """The same groups in the same batches for each of some arms."""
+
+    size: int
+    count: int
+    batch: int
+    arms: dict[str, Arm]
+
+    @property
+    def cell(self) -> str:
+        """Its name."""
+        return f"{self.size // 1000} KB, batches of {self.batch}"
 
 
-def compare(options: argparse.Namespace) -> Iterator[Result]:
+def measure(name: str, job: Job, groups: Sequence[Group], number: int, directory: Path) -> Run:
+    """One arm in an empty directory."""
+    clock = Clock()
+    with fresh(directory) as path:
+        job.arms[name](path, groups, job.batch, clock)
+    figures = {"groups_per_s": len(groups) / clock.wall, "cpu_ms": 1000 * clock.cpu / len(groups)}
+    return Run(cell=job.cell, arm=name, round=number, load=os.getloadavg()[0], figures=figures)
+
+
+def compared(*, quick: bool) -> list[Job]:
     """All arms at both sizes and all batches."""
-    counts = {100_000: 64 if options.quick else 512, 2_000_000: 8 if options.quick else 64}
-    for size, count in counts.items():
-        groups = [make_group(number, size) for number in range(count)]
-        for batch in (1, 8, 64):
-            for name, arm in ARMS.items():
-                yield measure(name, arm, groups, batch, runs=options.runs, directory=options.dir)
+    counts = {100_000: 64 if quick else 512, 2_000_000: 8 if quick else 64}
+    return [Job(size=size, count=count, batch=batch, arms=ARMS) for size, count in counts.items() for batch in BATCHES]
 
 
-def find_threshold(options: argparse.Namespace) -> Iterator[Result]:
+def around_the_threshold(*, quick: bool) -> list[Job]:
     """The store with every body in the database, and with every body in a segment."""
 
     def limited(limit: int) -> Arm:
@@ -272,68 +257,63 @@ def find_threshold(options: argparse.Namespace) -> Iterator[Result]:
             path, groups, batch, clock, limits=StoreLimits(inline=limit, together=0)
         )
 
-    for size in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-        groups = [make_group(number, size * 1024) for number in range(64 if options.quick else 512)]
-        for batch in (1, 8, 64):
-            for name, limit in (("in the database", 2**40), ("in a segment", 0)):
-                yield measure(name, limited(limit), groups, batch, runs=options.runs, directory=options.dir)
+    arms = {"in the database": limited(2**40), "in a segment": limited(0)}
+    sizes = [1000 * 2**power for power in range(9)]
+    return [Job(size=size, count=64 if quick else 512, batch=batch, arms=arms) for size in sizes for batch in BATCHES]
 
 
-def table_of(results: Sequence[Result]) -> Table:
-    """Groups a second, one row a size and batch, one column an arm."""
-    arms = list(dict.fromkeys(result.arm for result in results))
-    table = Table("size", "batch", *arms, title="groups/s (CPU ms a group)")
-    cells = {(result.size, result.batch, result.arm): result for result in results}
-    for size, batch in dict.fromkeys((result.size, result.batch) for result in results):
-        found = [cells[size, batch, arm] for arm in arms]
-        shown = [f"{one.groups_per_s:.0f} ({one.cpu_ms_per_group:.2f})" for one in found]
-        table.add_row(f"{size / 1000:.0f} KB", str(batch), *shown)
-    return table
+def run_jobs(jobs: Sequence[Job], rounds: int, directory: Path, say: Callable[[str], None]) -> Iterator[Run]:
+    """Every job, its arms interleaved."""
+    for job in jobs:
+        groups = [make_group(number, job.size) for number in range(job.count)]
+        for number in range(rounds):
+            for name in job.arms:
+                run = measure(name, job, groups, number, directory)
+                say(f"{job.cell}, {name}: {run.figures['groups_per_s']:.0f} groups/s")
+                yield run
 
 
-def main() -> None:
-    """Measure, print a table, and the figures as JSON if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few groups: to see that it works")
-    parser.add_argument("--threshold", action="store_true", help="measure where bodies should lie instead")
-    parser.add_argument("--runs", type=int, default=None, help="runs of each, the median counts (default 3, quick 1)")
-    parser.add_argument(
-        "--dir", type=Path, default=Path(), help="where to write: a directory on the disk to be measured"
-    )
-    parser.add_argument(
-        "--json", type=argparse.FileType("w"), metavar="FILE", help="write the figures here (- is stdout)"
-    )
-    parser.add_argument("--save", action="store_true", help="keep figures and table in benchmarks/results")
-    options = parser.parse_args()
-    options.runs = options.runs or (1 if options.quick else 3)
-    console = Console(stderr=options.json is sys.stdout, width=100, record=True)
-    found = report(options, console)
-    if options.json is not None:
-        json.dump(found, options.json, indent=1)
-        options.json.write("\n")
-    if options.save:
-        name = "commit_threshold" if options.threshold else "commit"
-        (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        (RESULTS / f"{name}.txt").write_text(console.export_text(), encoding="utf-8")
+def shown(report: Report, jobs: Sequence[Job], figure: str, title: str) -> None:
+    """One row a job, one column an arm."""
+    arms = list(jobs[0].arms)
+    rows = [(job.cell, *(median_of(figures_of(report.runs, job.cell, arm, figure)) for arm in arms)) for job in jobs]
+    report.table(title, ("groups", *arms), rows)
 
 
-def report(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Measure and print; what was found, as JSON has it."""
-    began = header()
-    console.print(" ".join(f"{name}: {value}" for name, value in began.items() if isinstance(value, str | int | float)))
-    lives = [] if options.threshold else list(memory(options))  # first: what other arms freed would hide a growth
-    results = list(find_threshold(options) if options.threshold else compare(options))
-    console.print(table_of(results))
-    for one in lives:
-        console.print(
-            f"memory, {one.groups} groups of {one.size / 1000:.0f} KB: {one.after_a_fifth_mb:.0f} MB after a fifth, "
-            f"{one.at_the_end_mb:.0f} MB at the end: {'flat' if one.flat else 'NOT FLAT'}"
-        )
-    return {
-        "header": began,
-        "results": [attrs.asdict(result) for result in results],
-        "memory": [{**attrs.asdict(one), "flat": one.flat} for one in lives],
+@click.command(help=__doc__)
+@options
+@click.option("--threshold", is_flag=True, help="Measure where bodies should lie instead.")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path, exists=True),
+    default=Path(),
+    help="Where to write: a directory on the disk to be measured (default: here).",
+)
+def main(*, quick: bool, rounds: int | None, out: Path, quiet: bool, threshold: bool, directory: Path) -> None:
+    """Measure and show."""
+    began, say = header(), say_to_stderr(quiet=quiet)
+    lives = [] if threshold else list(memory(directory, quick=quick))  # first: what arms freed would hide a growth
+    jobs = around_the_threshold(quick=quick) if threshold else compared(quick=quick)
+    runs = list(run_jobs(jobs, rounds or (1 if quick else 3), directory, say))
+    report = Report("commit_threshold" if threshold else "commit", "quick" if quick else "full", runs, began)
+    shown(report, jobs, "groups_per_s", "groups/s, medians (smallest to largest)")
+    shown(report, jobs, "cpu_ms", "CPU ms a group, medians (smallest to largest)")
+    rows = [
+        (f"{one.groups} of {one.size // 1000} KB", f"{one.after_a_fifth_mb:.0f}", f"{one.at_the_end_mb:.0f}", one.flat)
+        for one in lives
+    ]
+    if rows:
+        report.table("resident memory", ("groups", "MB after a fifth", "MB at the end", "flat"), rows)
+    series = {
+        arm: [
+            (job.size / 1000, found.value)
+            for job in jobs
+            if job.batch == BATCHES[-1] and (found := median_of(figures_of(runs, job.cell, arm, "groups_per_s")))
+        ]
+        for arm in jobs[0].arms
     }
+    report.finish(out, lines(series, x="KB a group", y=f"groups/s, batches of {BATCHES[-1]}"))
 
 
 if __name__ == "__main__":

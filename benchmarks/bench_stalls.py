@@ -1,7 +1,7 @@
 """Do large answers stall the loop for others? A task that wants to run every millisecond, beside answers being decoded.
 
-Each answer is decoded as the client does it, on the loop or in a worker thread. Excess is how much later than its
-millisecond the ticker ran.
+Each answer is decoded on the loop, in a worker thread, and by the client itself as it comes from a server, which takes the
+thread above a size. Excess is how much later than its millisecond the ticker ran.
 """
 
 import time
@@ -12,11 +12,14 @@ import attrs
 import click
 import trio
 from harness.bodies import make_body
+from harness.fake import FakeServer, Latency, fake_server
 from harness.meter import quantile
 from harness.report import Report, bars, header, options
 from harness.rounds import Median, median_of
+from harness.trio_world import SETTINGS
 
-from trio_rollout import SamplingParams
+from trio_rollout import SamplingParams, open_sglang_servers
+from trio_rollout.sglang import SGLangServers
 from trio_rollout.sglang._wire import GenerateRequest, RequestEncoder, decode_turn
 
 RID = "0" * 32
@@ -63,8 +66,13 @@ async def excess(decode: Callable[[], Awaitable[object]], answers: int) -> list[
     return late
 
 
-async def measure(tokens: int, answers: int, rounds: int) -> dict[str, list[Median | None]]:
-    """p50, p99 and the most, over some rounds, for nothing, the loop and a thread."""
+async def measure(server: FakeServer, tokens: int, answers: int, rounds: int) -> dict[str, list[Median | None]]:
+    """p50, p99 and the most, over some rounds, for nothing, the loop, a thread, and the client."""
+    async with open_sglang_servers([server.url], settings=SETTINGS) as servers:
+        return await _measured(servers, tokens, answers, rounds)
+
+
+async def _measured(servers: SGLangServers, tokens: int, answers: int, rounds: int) -> dict[str, list[Median | None]]:
     body = answer_of(tokens)
     asked = Asked(RequestEncoder(None).encode([1, 2, 3], SamplingParams(max_new_tokens=tokens), {}))
 
@@ -78,10 +86,14 @@ async def measure(tokens: int, answers: int, rounds: int) -> dict[str, list[Medi
     async def in_thread() -> None:
         await trio.to_thread.run_sync(decode_turn, body, asked)
 
+    async def by_the_client() -> None:
+        await servers.generate([1, 2, 3], SamplingParams(max_new_tokens=tokens))
+
     ways: dict[str, Callable[[], Awaitable[None]]] = {
         "nothing": nothing,
         "on the loop": inline,
         "in a thread": in_thread,
+        "by the client": by_the_client,
     }
     found: dict[str, list[list[float]]] = {name: [] for name in ways}
     for _ in range(rounds):
@@ -100,11 +112,13 @@ def main(*, quick: bool, rounds: int | None, out: Path, quiet: bool) -> None:
     del quiet
     report = Report("stalls", "quick" if quick else "full", [], header())
     values: dict[str, Median | None] = {}
-    for tokens in (8192, 32_768):
-        found = trio.run(measure, tokens, 10 if quick else 40, rounds or (1 if quick else 3))
-        rows = [(name, *figures) for name, figures in found.items()]
-        report.table(f"{tokens} tokens: the ticker's excess, ms", ("decoding", "p50", "p99", "most"), rows)
-        values |= {f"{tokens}, {name}": figures[1] for name, figures in found.items()}
+    with fake_server() as server:
+        server.configure(Latency())
+        for tokens in (8192, 32_768):
+            found = trio.run(measure, server, tokens, 10 if quick else 40, rounds or (1 if quick else 3))
+            rows = [(name, *figures) for name, figures in found.items()]
+            report.table(f"{tokens} tokens: the ticker's excess, ms", ("decoding", "p50", "p99", "most"), rows)
+            values |= {f"{tokens}, {name}": figures[1] for name, figures in found.items()}
     report.finish(out, bars(values, label="p99 excess of a 1 ms ticker, ms"))
 
 

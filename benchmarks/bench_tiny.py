@@ -3,16 +3,21 @@
 Shown beside it: tokens per second of the server's own processor time, which a busy machine changes less.
 """
 
-import argparse
 import json
+import os
 import time
+from functools import partial
+from pathlib import Path
 
+import click
 import psutil
 import trio
-from rich.console import Console
-from rich.table import Table
+from harness.report import Report, bars, header, options, say_to_stderr
+from harness.rounds import Run, figures_of, median_of
 
 from trio_rollout.tiny import TinySettings, open_tiny_process
+
+ARM = "tiny server"
 
 
 def http_request(tokens: int) -> bytes:
@@ -57,20 +62,48 @@ async def measure(vocab: int, *, at_once: int, tokens: int, rounds: int) -> tupl
         return total / elapsed, total / (sum(server.cpu_times()[:2]) - cpu)
 
 
-async def main() -> None:
-    """Measure each vocabulary, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--vocab", type=int, nargs="+", default=[512, 1024])
-    parser.add_argument("--at-once", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=10)
-    options = parser.parse_args()
-    table = Table("vocabulary", "tokens/s", "tokens/s of server CPU")
-    for vocab in options.vocab:
-        speed, per_cpu = await measure(vocab, at_once=options.at_once, tokens=options.tokens, rounds=options.rounds)
-        table.add_row(str(vocab), f"{speed:,.0f}", f"{per_cpu:,.0f}")
-    Console().print(f"{options.at_once} requests at once, {options.tokens} tokens each", table)
+@click.command(help=__doc__)
+@options
+@click.option(
+    "--vocab", type=int, multiple=True, default=(512, 1024), show_default=True, help="Sizes of the vocabulary."
+)
+@click.option("--at-once", type=int, default=32, show_default=True, help="Requests in flight.")
+@click.option("--tokens", type=int, default=None, help="Tokens an answer (default 256, quick 64).")
+@click.option("--calls", type=int, default=None, help="Calls on each connection (default 10, quick 1).")
+def main(
+    *,
+    quick: bool,
+    rounds: int | None,
+    out: Path,
+    quiet: bool,
+    vocab: tuple[int, ...],
+    at_once: int,
+    tokens: int | None,
+    calls: int | None,
+) -> None:
+    """Measure each vocabulary, and show."""
+    began, say = header(), say_to_stderr(quiet=quiet)
+    tokens, calls = tokens or (64 if quick else 256), calls or (1 if quick else 10)
+    runs = []
+    for number in range(rounds or (1 if quick else 3)):
+        for size in vocab:
+            measured = partial(measure, size, at_once=at_once, tokens=tokens, rounds=calls)
+            speed, per_cpu = trio.run(measured)
+            say(f"vocabulary {size}: {speed:,.0f} tokens/s")
+            figures = {"tokens_s": speed, "tokens_cpu_s": per_cpu}
+            runs.append(Run(cell=str(size), arm=ARM, round=number, load=os.getloadavg()[0], figures=figures))
+    report = Report("tiny", "quick" if quick else "full", runs, began)
+    found = {
+        size: [median_of(figures_of(runs, str(size), ARM, name)) for name in ("tokens_s", "tokens_cpu_s")]
+        for size in vocab
+    }
+    columns = ("vocabulary", "tokens/s", "tokens/s of server CPU")
+    rows = [(size, *figures) for size, figures in found.items()]
+    report.table(f"{at_once} requests at once, {tokens} tokens each", columns, rows)
+    report.finish(
+        out, bars({str(size): figures[0] for size, figures in found.items()}, label="tokens/s, by vocabulary")
+    )
 
 
 if __name__ == "__main__":
-    trio.run(main)
+    main()

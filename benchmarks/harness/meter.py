@@ -40,6 +40,7 @@ class Meter:
     over: bool = False
     result: dict[str, float] = attrs.field(factory=dict)
     _excess: list[float] = attrs.field(factory=list)
+    _first: float | None = None
     _begun: float | None = None
     _cpu: float = 0.0
     _before: int = 0
@@ -53,11 +54,14 @@ class Meter:
         """An answer has come: when its call began, and how long the server says that it took."""
         now = time.monotonic()
         self.answers += 1
+        if self._first is None:
+            self._first = now
         if self._begun is None:
             if self.answers >= self.spec.warm_answers:
                 self._begin()
             return
-        if took_there is not None and not self.over:
+        # Calls that began before the first answer came are the burst of the start: all of them connect at once.
+        if took_there is not None and not self.over and sent_at > self._first:
             self._excess.append(now - sent_at - took_there)
         if not self.over and self._is_enough(now - self._begun, self.answers - self._before):
             self._end(now)

@@ -61,16 +61,14 @@ class Report:
     mode: str
     runs: Sequence[Run]
     began: dict[str, Any]
-    tables: list[Table] = attrs.field(factory=list)
+    tables: list[dict[str, Any]] = attrs.field(factory=list)
     verdicts: list[dict[str, Any]] = attrs.field(factory=list)
     left_out: list[str] = attrs.field(factory=list)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Add a table."""
-        table = Table(*columns, title=title)
-        for row in rows:
-            table.add_row(*(str(value) if value is not None else "-" for value in row))
-        self.tables.append(table)
+        shown = [[str(value) if value is not None else "-" for value in row] for row in rows]
+        self.tables.append({"title": title, "columns": list(columns), "rows": shown})
 
     def verdict(
         self, what: str, found: Median | None, *, at_most: float | None = None, at_least: float | None = None
@@ -112,6 +110,7 @@ class Report:
             "header": self.began,
             "load_after": os.getloadavg()[0],
             "targets": self.verdicts,
+            "tables": self.tables,
             "left_out": self.left_out,
             "runs": [attrs.asdict(run) for run in self.runs],
         }
@@ -125,7 +124,10 @@ class Report:
         console.print(f"{self.name} ({self.mode}), {began['when']}, commit {began['commit']}")
         console.print(f"{began['cpus']} x {began['processor']}, load {began['load']:.1f} to {os.getloadavg()[0]:.1f}")
         console.print(f"Python {began['python']}, {versions}")
-        for table in self.tables:
+        for one in self.tables:
+            table = Table(*one["columns"], title=one["title"])
+            for row in one["rows"]:
+                table.add_row(*row)
             console.print(table)
         for run in self.runs:
             if run.failed is not None:
