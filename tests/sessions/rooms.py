@@ -8,7 +8,7 @@ from trio_rollout import IterableSource, Ports, Prompt, SamplingParams, open_rol
 from trio_rollout._tokenizer import load_tokenizer
 from trio_rollout.sessions import GatewaySettings, Parsed
 from trio_rollout.sessions._gateway import AgentGateway
-from trio_rollout.sessions._values import ChatRequest
+from trio_rollout.sessions._values import ChatRequest, Context
 from trio_rollout.testing import FakeServers
 from trio_rollout.tiny import DATA
 
@@ -31,13 +31,13 @@ def counted():
     return lambda: f"{next(numbers):032x}"
 
 
-def gateway(**settings):
+def gateway(*, context=None, **settings):
     return AgentGateway(
         url="http://gateway",
         tokenizer=load_tokenizer(DATA),
         parser=NoParser(),
         settings=GatewaySettings(**settings),
-        context_length=settings.get("context_length"),
+        context=context or Context(length=settings.get("context_length")),
         new_secret=counted(),
     )
 

@@ -9,10 +9,14 @@ import pytest
 import trio
 
 from trio_rollout import Deadlines, EngineSettings, Prompt, Retry, SamplingParams, Stop
+from trio_rollout._tokenizer import load_tokenizer
 from trio_rollout.errors import GenerateError, ServerError, SessionClosed
+from trio_rollout.sessions._conversation import Conversation
 from trio_rollout.sessions._refusal import Refusal
 from trio_rollout.sessions._tombstones import Tombstones
+from trio_rollout.sessions._values import Context, Finish
 from trio_rollout.testing import HANG, Fail, FakeServers, Say, cancel_everywhere
+from trio_rollout.tiny import DATA
 
 from .rooms import Alone, ask, asks, gateway, lone_session, room
 
@@ -212,6 +216,18 @@ async def test_what_was_asked_is_forgotten_with_its_answer(autojump_clock):
             with pytest.raises(Refusal, match="no such response among its last 256"):
                 await ask(session, attrs.evolve(more, previous=other))
         assert len((await ask(session, attrs.evolve(more, key="once more"))).answer.text)
+
+
+async def test_a_prompt_that_no_server_takes_is_answered_without_a_request(autojump_clock):
+    """A real SGLang refuses a prompt before the context is used up."""
+    length = len(Conversation(load_tokenizer(DATA)).place(asks("hello").messages, ()).prompt_ids)
+    for longest, calls in ((length, 1), (length - 1, 0)):
+        context = Context(length=length + 7, longest_prompt=longest)
+        async with lone_session(context=context) as (session, servers, _):
+            turn = await ask(session, attrs.evolve(asks("hello"), max_tokens=100))
+            assert servers.calls == calls
+            assert (turn.answer.output_tokens > 0) == bool(calls)
+            assert calls or turn.answer.finish is Finish.LENGTH
 
 
 async def test_an_agent_that_said_nothing_is_no_result(autojump_clock):

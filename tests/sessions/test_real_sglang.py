@@ -59,6 +59,57 @@ async def cancelled_in_the_second_turn(session, client, url):
         assert second.cancelled_caught
 
 
+async def asked_for_more_than_fits(session):
+    """Prompts of every length around the longest one that the server takes; how each was answered."""
+    ends = {}
+    key = {"authorization": f"Bearer {session.api_key}"}
+    async with httpx.AsyncClient(base_url=session.base_url, headers=key, timeout=120) as agent:
+        words = 1
+        while True:
+            body = {"messages": [{"role": "user", "content": "a " * words}], "max_tokens": 10_000}
+            count = (await agent.post("/messages/count_tokens", json=body)).json()["input_tokens"]
+            if count >= 4080:
+                answer = await agent.post("/messages", json=body)
+                assert answer.status_code == 200, answer.text
+                ends[count] = (answer.json()["stop_reason"], answer.json()["usage"]["output_tokens"])
+            if count >= 4100:
+                return ends
+            words += max(1, (4080 - count) // 4)
+
+
+async def test_the_context_can_be_used_up(sglang_url, sglang_weights):
+    """Whatever is left of it: an answer, at last an empty one that was cut off, never an error."""
+    ends = []
+
+    async def generate(prompt, rollout):
+        async with rollout.session(sampling=SamplingParams(temperature=1.0, ignore_eos=True)) as session:
+            ends.append(await asked_for_more_than_fits(session))
+        return session.trajectory()
+
+    with trio.fail_after(300):
+        async with (
+            open_sglang_servers([sglang_url]) as servers,
+            open_gateway(servers, tokenizer=sglang_weights[0]) as gateway,
+            open_rollout_engine(
+                IterableSource([Prompt(id="0", text="task")]),
+                generate,
+                servers=servers,
+                reward=one,
+                gateway=gateway,
+                settings=EngineSettings(samples_per_prompt=1, max_running=1, retry=Retry(max_attempts=1)),
+            ) as engine,
+        ):
+            batches = [batch async for batch in engine.batches(1)]
+            assert [str(report.error) for report in engine.quarantined()] == []
+
+    answered = {count for count, (reason, tokens) in ends[0].items() if tokens}
+    assert {reason for reason, _ in ends[0].values()} == {"max_tokens"}
+    assert {4080, 4100} <= {count // 10 * 10 for count in ends[0]}
+    assert answered
+    assert max(answered) < 4090
+    assert batches[0].groups[0].trajectories[0].turns == len(answered)
+
+
 async def test_two_turns_streamed_with_tools_and_cancelled_in_the_second(sglang_url, sglang_weights):
     async def generate(prompt, rollout):
         async with rollout.session(sampling=SamplingParams(temperature=1.0, ignore_eos=True)) as session:

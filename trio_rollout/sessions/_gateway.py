@@ -20,11 +20,12 @@ from ..abc import InferenceServers, Rollout
 from ._app import App
 from ._conversation import Conversation
 from ._http_server import bind, serve_app, url_of
-from ._parsers import Parser, ServerParser, context_length_of, parsers_of
+from ._parsers import Parser, ServerParser, context_of, parsers_of
 from ._sample import Sampler
 from ._session import GatewaySession
 from ._settings import GatewaySettings
 from ._tombstones import Tombstones
+from ._values import Context
 
 
 def _new_secret() -> str:
@@ -51,7 +52,7 @@ class AgentGateway:
     _tokenizer: Tokenizer = attrs.field(alias="tokenizer")
     _parser: Parser = attrs.field(alias="parser")
     _settings: GatewaySettings = attrs.field(alias="settings")
-    _context_length: int | None = attrs.field(alias="context_length")
+    _context: Context = attrs.field(alias="context")
     _new_secret: Callable[[], str] = attrs.field(alias="new_secret")
     _open: dict[str, GatewaySession] = attrs.field(factory=dict, init=False)
     _opened: int = attrs.field(default=0, init=False)
@@ -115,7 +116,7 @@ class AgentGateway:
             parser=self._parser,
             settings=self._settings,
             sampling=sampling,
-            context_length=self._context_length,
+            context=self._context,
         )
         return GatewaySession(
             id=name,
@@ -163,16 +164,16 @@ async def open_gateway(
     """
     loaded = await run_sync(load_tokenizer, tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
     async with httpx.AsyncClient(timeout=30.0) as client:
-        context_length = settings.context_length
+        context = Context(length=settings.context_length)
         if parser is None:
-            parser, context_length = await _of_servers(servers, client, settings)
+            parser, context = await _of_servers(servers, client, settings)
         with bind(settings) as bound:
             gateway = AgentGateway(
                 url=url_of(settings, bound),
                 tokenizer=loaded,
                 parser=parser,
                 settings=settings,
-                context_length=context_length,
+                context=context,
                 new_secret=new_secret,
             )
 
@@ -186,10 +187,12 @@ async def _leave_at_once(_binds: object, _error: BaseException | None) -> None:
 
 async def _of_servers(
     servers: InferenceServers, client: httpx.AsyncClient, settings: GatewaySettings
-) -> tuple[ServerParser, int | None]:
-    """The servers' parsers and context length, unless the settings name them."""
+) -> tuple[ServerParser, Context]:
+    """The servers' parsers and context, unless the settings name them."""
     url = next(server.url for server in servers.statistics().servers)
     calls, reasoning = await parsers_of(client, url)
-    length = settings.context_length or await context_length_of(client, url)
+    context = await context_of(client, url)
+    if settings.context_length is not None:
+        context = attrs.evolve(context, length=settings.context_length)
     parser = ServerParser(servers, client, settings.tool_parser or calls, settings.reasoning_parser or reasoning)
-    return parser, length
+    return parser, context

@@ -11,7 +11,7 @@ import trio
 
 from ..abc import InferenceServers
 from ..errors import ServerError
-from ._values import Tool
+from ._values import Context, Tool
 
 
 @final
@@ -35,6 +35,10 @@ class _Separated(msgspec.Struct):
 class _ModelInfo(msgspec.Struct):
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+
+
+class _ServerInfo(msgspec.Struct):
+    max_req_input_len: int | None = None
 
 
 class _Card(msgspec.Struct):
@@ -142,11 +146,18 @@ async def parsers_of(client: httpx.AsyncClient, url: str) -> tuple[str | None, s
     return info.tool_call_parser, info.reasoning_parser
 
 
-async def context_length_of(client: httpx.AsyncClient, url: str) -> int | None:
-    """How many tokens a server takes, prompt and answer together; None if it does not say."""
+async def context_of(client: httpx.AsyncClient, url: str) -> Context:
+    """How many tokens a server takes.
+
+    Raises:
+      ServerError: it says neither.
+
+    """
     cards: _Cards = await _read(client, f"{url}/v1/models", _Cards)
     known = [card.max_model_len for card in cards.data if card.max_model_len]
-    return min(known, default=None)
+    info: _ServerInfo = await _read(client, f"{url}/server_info", _ServerInfo)
+    most = info.max_req_input_len
+    return Context(length=min(known, default=None), longest_prompt=None if most is None else most - 1)
 
 
 async def _read(client: httpx.AsyncClient, url: str, kind: type[Any]) -> Any:

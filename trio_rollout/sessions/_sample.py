@@ -19,19 +19,19 @@ from ._refusal import Refusal
 from ._reveal import Reveal
 from ._settings import GatewaySettings
 from ._turn import SessionTurn
-from ._values import Answer, ChatRequest, Finish, Message, ToolUse
+from ._values import Answer, ChatRequest, Context, Finish, Message, ToolUse
 
 
 @final
 @attrs.define(eq=False, kw_only=True)
 class Sampler:
-    """How one session samples; ``context_length`` is that of the model, None if nobody knows it."""
+    """How one session samples; ``context`` is the model's."""
 
     conversation: Conversation
     parser: Parser
     settings: GatewaySettings
     sampling: SamplingParams
-    context_length: int | None
+    context: Context
     drift: Counter[Drift] = attrs.field(factory=Counter, init=False)
 
     def reveal(self, request: ChatRequest) -> Reveal:
@@ -84,10 +84,9 @@ class Sampler:
 
     def _sampling(self, request: ChatRequest, prompt: int) -> SamplingParams:
         asked = request.max_tokens or self.settings.default_max_tokens or self.sampling.max_new_tokens
-        room = asked if self.context_length is None else max(0, self.context_length - prompt)
         chosen = attrs.evolve(
             self.sampling,
-            max_new_tokens=min(asked, room),
+            max_new_tokens=self.context.room(prompt, asked),
             stop=(*self.sampling.stop, *request.stop),
             # A parser has to see the markup, which is special tokens to some models.
             skip_special_tokens=self.sampling.skip_special_tokens and not self.parser.takes_apart(request.tools),

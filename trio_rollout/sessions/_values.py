@@ -38,6 +38,21 @@ class ChatRequest:
     extra: Mapping[str, object] = attrs.field(factory=dict)
 
 
+@attrs.frozen(kw_only=True)
+class Context:
+    """How many tokens the model takes: prompt and answer together, and the longest prompt. None: nobody knows."""
+
+    length: int | None = None
+    longest_prompt: int | None = None
+    """A real SGLang 0.5.23 refuses prompts that leave room for six tokens or fewer."""
+
+    def room(self, prompt: int, asked: int) -> int:
+        """How many of the tokens that are asked for may follow so long a prompt."""
+        if self.longest_prompt is not None and prompt > self.longest_prompt:
+            return 0
+        return asked if self.length is None else max(0, min(asked, self.length - prompt))
+
+
 class Finish(enum.Enum):
     """Why an answer ended."""
 
