@@ -1,12 +1,13 @@
 """Files below a directory that somebody else writes in: no link and no ``..`` leads out of it. Blocking; run in a thread."""
 
+import errno
 import os
 import secrets
-import shutil
 import stat
 from contextlib import ExitStack, suppress
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
+_LONGEST_PATH = 4096  # as Linux has it: each name costs a system call or two
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
@@ -15,8 +16,11 @@ def _parts(path: str) -> tuple[str, ...]:
 
     Raises:
       PermissionError: it leads out of it, or names nothing.
+      OSError: it is too long.
 
     """
+    if len(path) > _LONGEST_PATH:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), f"{path[:40]}…")
     parts = tuple(part for part in PurePosixPath("/", path).parts if part != "/")
     if not parts or ".." in parts or "\0" in path:
         raise PermissionError(f"{path!r} is not a file inside the sandbox")
@@ -26,12 +30,14 @@ def _parts(path: str) -> tuple[str, ...]:
 def _descend(stack: ExitStack, root: str, names: tuple[str, ...], *, create: bool) -> int:
     """Open the directory ``names`` below ``root``, name by name, so that none of them can be a link."""
     current = os.open(root, _DIRECTORY)
-    stack.callback(os.close, current)
-    for name in names:
-        if create:
-            with suppress(FileExistsError):
-                os.mkdir(name, 0o700, dir_fd=current)
-        current = os.open(name, _DIRECTORY, dir_fd=current)
+    try:
+        for name in names:
+            if create:
+                with suppress(FileExistsError):
+                    os.mkdir(name, 0o700, dir_fd=current)
+            above, current = current, os.open(name, _DIRECTORY, dir_fd=current)
+            os.close(above)
+    finally:
         stack.callback(os.close, current)
     return current
 
@@ -77,18 +83,3 @@ def write_beneath(root: str, path: str, content: bytes) -> None:
         except OSError:
             os.unlink(fresh, dir_fd=directory)
             raise
-
-
-def remove_tree(root: str) -> None:
-    """Remove a directory, if there is one, with everything in it, also where permissions were taken away.
-
-    Raises:
-      OSError: something can't be removed.
-
-    """
-    for directory, names, _ in os.walk(root):
-        for inner in (Path(directory, name) for name in names):
-            if not inner.is_symlink():
-                inner.chmod(0o700)  # before the walk goes down there
-    with suppress(FileNotFoundError):
-        shutil.rmtree(root)

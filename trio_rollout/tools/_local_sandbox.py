@@ -7,6 +7,7 @@ A directory belongs to the process that holds the lock on its owner file, so a s
 """
 
 import fcntl
+import logging
 import os
 import resource
 import stat
@@ -20,15 +21,18 @@ import attrs
 import trio
 
 from ..errors import ToolError
-from ._beneath import read_beneath, remove_tree, write_beneath
+from ._beneath import read_beneath, write_beneath
 from ._capture import CapturePlan, capture
 from ._captured import Captured
 from ._command import Argv, Command, minimal_environment
 from ._expiration import Expiration
 from ._limits import ExecLimits
+from ._removal import remove_tree
 from ._sandbox_provider import SandboxBackend, SandboxCounts, SandboxSpec
 from ._supervised_child import SupervisedChild
 from ._supervisor import Supervisor
+
+_log = logging.getLogger("trio_rollout.tools")
 
 _OWNER = "owner.lock"
 _FILES = "files"
@@ -77,15 +81,27 @@ def _make(root: Path, name: str) -> int:
     return owner
 
 
-def _abandoned(home: Path) -> bool:
-    """Whether nobody holds its lock. One that has no owner file yet is about to get one, or was about to."""
+def _remove(home: Path) -> None:
+    """Remove a sandbox's directory, up to the moment when the call is cancelled; its owner file goes last."""
+    remove_tree(str(home), last=_OWNER, check=trio.from_thread.check_cancelled)
+
+
+def _remove_abandoned(home: Path) -> bool:
+    """Remove a sandbox if nobody holds its lock, under that lock; whether it was removed.
+
+    One that has no owner file yet is about to get one, or was about to.
+    """
     try:
         owner = os.open(home / _OWNER, os.O_RDWR | os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError):
         return False
     try:
         fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _remove(home)
     except BlockingIOError:
+        return False
+    except OSError as error:
+        _log.warning("sandbox %s can't be swept: %s", home.name, error)
         return False
     else:
         return True
@@ -96,10 +112,8 @@ def _abandoned(home: Path) -> bool:
 def _sweep(root: Path, label: str) -> int:
     if not root.is_dir():
         return 0
-    homes = [home for home in root.iterdir() if home.name.startswith(f"{label}-") and _abandoned(home)]
-    for home in homes:
-        remove_tree(str(home))
-    return len(homes)
+    homes = [home for home in root.iterdir() if home.name.startswith(f"{label}-")]
+    return sum(_remove_abandoned(home) for home in homes)
 
 
 @final
@@ -126,7 +140,14 @@ class LocalSandbox:
     def command(
         self, argv: Argv, *, cwd: str | None, env: Mapping[str, str] | None, tty: tuple[int, int] | None = None
     ) -> Command:
-        """The command as it runs here: ``cwd`` counts from the sandbox's directory, ``env`` is added to its own."""
+        """The command as it runs here: ``cwd`` counts from the sandbox's directory, ``env`` is added to its own.
+
+        Raises:
+          ValueError: ``cwd`` leads out of the sandbox. (A command may go where it likes, as our user.)
+
+        """
+        if ".." in Path(cwd or "").parts:
+            raise ValueError(f"cwd: {cwd!r} leads out of the sandbox")
         where = self.files / (cwd or "").lstrip("/")
         limits = tuple((number, most, most) for number, most in self._provider.rlimits.items())
         return Command(argv=argv, cwd=where, env={**self._env, **(env or {})}, tty=tty, rlimits=limits)
@@ -156,12 +177,19 @@ class LocalSandbox:
         await trio.to_thread.run_sync(write_beneath, str(self.files), path, content)
 
     async def close(self) -> None:
-        """End what runs, then remove the directory."""
-        await self._supervisor.close()
-        await trio.to_thread.run_sync(remove_tree, str(self.home))
-        if self._owner >= 0:
-            os.close(self._owner)
-            self._owner = -1
+        """End what runs, remove the directory, let its lock go: each, whatever became of the one before.
+
+        Cancelled, what is left of the directory is nobody's, and the next sweep removes it.
+        """
+        try:
+            await self._supervisor.close()
+        finally:
+            try:
+                await trio.to_thread.run_sync(_remove, self.home)  # noqa: ASYNC102  ends where it is cancelled
+            finally:
+                if self._owner >= 0:
+                    os.close(self._owner)
+                    self._owner = -1
 
 
 @final
@@ -187,11 +215,11 @@ class LocalSandboxes:
 
     async def destroy(self, name: str) -> None:
         """End what runs in it and remove its directory."""
-        sandbox = self._open.get(name)
+        sandbox = self._open.pop(name, None)
         if sandbox is not None:
             await sandbox.close()
-            del self._open[name]
-        await trio.to_thread.run_sync(partial(remove_tree, str(self.root / name)))  # half made, where it failed
+        else:  # half made, or half destroyed
+            await trio.to_thread.run_sync(_remove, self.root / name)
 
     async def sweep(self, label: str) -> int:
         """Remove the directories of this label whose hosts have died; their processes died with them."""
