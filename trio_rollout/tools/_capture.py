@@ -52,6 +52,8 @@ class CapturePlan:
     leftovers: Leftovers = Leftovers.KILL
     limits: ExecLimits = attrs.field(factory=ExecLimits)
     on_chunk: OnChunk | None = None
+    on_output: Callable[[], None] = lambda: None
+    """Told of each read, without end: that a command goes on talking is progress, also when it is not passed on any more."""
 
     @property
     def in_force(self) -> Expiration:
@@ -81,6 +83,7 @@ class _Output:
     async def read(self, stream: trio.abc.ReceiveStream) -> None:
         while chunk := await stream.receive_some(self._plan.limits.delta_bytes):
             self.buffer.append(chunk)
+            self._plan.on_output()
             if self._plan.on_chunk is not None and self._deltas < self._plan.limits.max_deltas:
                 self._deltas += 1
                 self._plan.on_chunk(self._name, bytes(chunk))

@@ -1,10 +1,13 @@
 """Denials: a policy that watches a session from outside, such as a network proxy, says no. The first message counts."""
 
+import logging
 from collections.abc import Callable
 from typing import final
 
 import attrs
 import trio
+
+_log = logging.getLogger("trio_rollout.tools")
 
 FALLBACK_MESSAGE = "Network access was denied by the sandbox network proxy."
 
@@ -43,5 +46,8 @@ class DenialHandle:
         if not self._finished:
             self._finished = True
             if self.on_finish is not None:
-                self.on_finish()
+                try:
+                    self.on_finish()
+                except Exception:  # ruff: ignore[blind-except]  a policy's error must not change how a session ended
+                    _log.exception("a network policy failed to forget a session")
         return self.message

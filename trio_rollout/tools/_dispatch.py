@@ -144,8 +144,7 @@ class ToolRuntime:
             raise
         finally:
             timing = state.timing()
-            if source is Source.DIRECT and self._on_timing is not None:
-                self._on_timing(call, timing)
+            self._tell_timing(state, timing)
         lost = state.handled if isinstance(output, AbortedOutput) else None
         return ToolResult(call_id=call.call_id, output=output, outcome=state.outcome, timing=timing, lost=lost)
 
@@ -250,6 +249,13 @@ class ToolRuntime:
                 await listener.on_tool_start(event)
             except Exception:  # ruff: ignore[blind-except]  a watcher's error must not change what it watches
                 _log.exception("a listener failed at the start of tool %s", state.call.name)
+
+    def _tell_timing(self, state: _Call, timing: CallTiming) -> None:
+        if state.source is Source.DIRECT and self._on_timing is not None:
+            try:
+                self._on_timing(state.call, timing)
+            except Exception:  # ruff: ignore[blind-except]  whoever measures must not lose what is measured
+                _log.exception("on_timing failed for tool %s", state.call.name)
 
     async def _settle(self, state: _Call, outcome: Outcome) -> None:  # noqa: ASYNC910  as below
         """Claim the outcome and tell the listeners: shielded, bounded for each."""

@@ -164,7 +164,7 @@ class LocalSandbox:
         plan = CapturePlan(
             expiration=Expiration(timeout=timeout),
             limits=self._provider.limits,
-            on_chunk=lambda *_: self._on_output(),
+            on_output=self._on_output,
         )
         return await capture(self.spawn, self.command(argv, cwd=cwd, env=env), plan)
 

@@ -25,7 +25,7 @@ from ._limits import DEFAULT_LIMITS, ExecLimits
 from ._local_sandbox import LocalSandboxes
 from ._network import NetworkPolicy
 from ._pause import PauseState
-from ._sandbox import Sandbox, open_sandbox, tells_of_output
+from ._sandbox import Sandbox, open_sandbox
 from ._sandbox_provider import SandboxProvider, SandboxSettings
 from ._session_values import SessionListener
 from ._sessions import ExecSessions, open_exec_sessions
@@ -117,7 +117,8 @@ class RolloutTools:
             policy=policy,
             leftovers=leftovers,
             limits=self._limits,
-            on_chunk=self._watched(on_chunk),
+            on_chunk=on_chunk,
+            on_output=self._on_output,
         )
         command = Command(argv=argv, cwd=cwd, env=env)
         result = await capture(self._supervisor.spawn, command, plan)
@@ -141,7 +142,8 @@ class RolloutTools:
             limits=self._limits,
             network=network,
             pause=pause,
-            listeners=(*listeners, tells_of_output(self._on_output)),
+            listeners=tuple(listeners),
+            on_output=self._on_output,
             ports=self._ports,
             drain_timeout=drain_timeout,
         )
@@ -186,16 +188,6 @@ class RolloutTools:
             teardown_timeout=self._limits.teardown,
             on_timing=on_timing,
         )
-
-    def _watched(self, on_chunk: OnChunk | None) -> OnChunk:
-        """Output is progress: the rollout is told of it, then the caller."""
-
-        def tell(stream: str, chunk: bytes) -> None:
-            self._on_output()
-            if on_chunk is not None:
-                on_chunk(stream, chunk)
-
-        return tell
 
 
 def new_rollout_tools(

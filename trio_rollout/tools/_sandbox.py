@@ -26,23 +26,13 @@ from ._command import Argv
 from ._expiration import as_seconds
 from ._limits import DEFAULT_LIMITS, ExecLimits
 from ._sandbox_provider import NeverRan, SandboxBackend, SandboxProvider, SandboxSettings, SandboxSpec
-from ._session_values import ExecOutput, OutputDelta, SessionEvent, SessionListener
+from ._session_values import ExecOutput
 from ._sessions import ExecSessions, open_exec_sessions
 from ._wrap_up import WrapUp
 
 _log = logging.getLogger("trio_rollout.tools")
 
 T = TypeVar("T")
-
-
-def tells_of_output(on_output: Callable[[], None]) -> SessionListener:
-    """A listener of sessions that calls ``on_output`` with every piece of output."""
-
-    def listen(event: SessionEvent) -> None:
-        if isinstance(event, OutputDelta):
-            on_output()
-
-    return listen
 
 
 def lifetime(settings: SandboxSettings, remaining: float | None) -> float:
@@ -224,8 +214,7 @@ def _sessions_of(
 ) -> AbstractAsyncContextManager[ExecSessions] | None:
     if backend.spawn is None:
         return None
-    listeners = (tells_of_output(on_output),)
-    return open_exec_sessions(backend.spawn, command=backend.command, limits=limits, ports=ports, listeners=listeners)
+    return open_exec_sessions(backend.spawn, command=backend.command, limits=limits, ports=ports, on_output=on_output)
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ every process is killed and reaped.
 """
 
 import logging
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import final
@@ -57,6 +57,7 @@ class SessionHost:
     limits: ExecLimits
     pause: PauseState
     listeners: tuple[SessionListener, ...]
+    on_output: Callable[[], None]
     ports: Ports
     store: SessionStore[Session]
     closed: bool = attrs.field(default=False, init=False)
@@ -104,7 +105,7 @@ class SessionHost:
         """A session that is not started yet, under an id of its own."""
         now = trio.current_time()
         chosen = self.store.reserve() if process_id is None else process_id
-        report = SessionReport(chosen, call_id, command, self.limits, self.listeners)
+        report = SessionReport(chosen, call_id, command, self.limits, self.listeners, self.on_output)
         return Session(chosen, call_id, command, self.limits, report, denial, now, now)
 
     async def start(self, session: Session, *, stored: bool) -> None:

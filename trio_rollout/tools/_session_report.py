@@ -4,6 +4,7 @@ Owns the transcript: everything the session has written, head and tail.
 """
 
 import logging
+from collections.abc import Callable
 from typing import final
 
 import attrs
@@ -35,6 +36,7 @@ class SessionReport:
     command: Command
     limits: ExecLimits
     listeners: tuple[SessionListener, ...]
+    on_output: Callable[[], None] = lambda: None
     _transcript: HeadTailBuffer = attrs.field(init=False)
     _splitter: Utf8Splitter = attrs.field(init=False)
     _deltas: int = attrs.field(default=0, init=False)
@@ -57,6 +59,7 @@ class SessionReport:
     def output(self, chunk: bytes | bytearray) -> None:
         """It has written something."""
         self._transcript.append(chunk)
+        self.on_output()
         for piece in self._splitter.feed(chunk):
             self._piece(piece)
 

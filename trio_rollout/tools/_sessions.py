@@ -5,7 +5,7 @@ collect, poll (an empty write), interrupt, terminate. That a collection is over 
 cancelled call means for its process is ``limits.on_turn_cancel``.
 """
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from os import PathLike, fspath
 from typing import final
@@ -238,6 +238,7 @@ async def open_exec_sessions(
     network: NetworkPolicy | None = None,
     pause: PauseState | None = None,
     listeners: tuple[SessionListener, ...] = (),
+    on_output: Callable[[], None] = lambda: None,
     ports: Ports | None = None,
     deterministic_ids: bool = False,
     drain_timeout: float = 5.0,
@@ -245,8 +246,8 @@ async def open_exec_sessions(
     """Own exec sessions for the length of a block. Use ``rollout.tools.open_sessions()`` inside a rollout.
 
     Without ``spawn`` the sessions have a supervisor of their own; ``command`` makes what it is given from the arguments
-    of a call. Each session is granted what ``network`` allows, and ends when it asks for more. Leaving blocks: calls under way in other tasks get
-    ``drain_timeout`` (none, if the block failed or was cancelled), then every process is killed and reaped, shielded,
+    of a call. Each session is granted what ``network`` allows, and ends when it asks for more. ``on_output`` is told of each
+    read, also of what listeners are not told any more. Leaving blocks: calls under way in other tasks get ``drain_timeout`` (none, if the block failed or was cancelled), then every process is killed and reaped, shielded,
     within ``limits.teardown``.
     """
     limits = limits or DEFAULT_LIMITS
@@ -255,7 +256,7 @@ async def open_exec_sessions(
         if spawn is None:
             spawn = (await stack.enter_async_context(open_supervisor(limits, limits.teardown, WrapUp()))).spawn
         store: SessionStore[Session] = SessionStore(ports.random.randrange, deterministic=deterministic_ids)
-        host = SessionHost(spawn, limits, pause or PauseState(), listeners, ports, store)
+        host = SessionHost(spawn, limits, pause or PauseState(), listeners, on_output, ports, store)
 
         async def leave(_: None, error: BaseException | None) -> None:
             await host.leave(0.0 if error is not None else drain_timeout)
