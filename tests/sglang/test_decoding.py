@@ -1,10 +1,12 @@
 """Where answers are decoded: small ones on the loop, large ones in a thread, one at a time."""
 
+import json
+
 import attrs
 import trio
 
 from trio_rollout import SamplingParams, Stop
-from trio_rollout.testing import Fault, Run
+from trio_rollout.testing import Fault, Reply, Run
 
 from .helpers import EXPECTED, FIVE, PROMPT, memory_world, socket_world
 
@@ -68,6 +70,32 @@ async def test_the_same_turn_comes_out_of_a_thread():
         assert one.log_probs.tolist() == other.log_probs[:50].tolist()
         assert other.stop is Stop.LENGTH
         assert not other.output_ids.flags.writeable
+
+
+def large_event(rid):
+    """One event with 60,000 tokens, and the end of the stream."""
+    meta = {
+        "id": rid,
+        "finish_reason": {"type": "length", "length": 60_000},
+        "completion_tokens": 60_000,
+        "weight_version": "default",
+        "output_token_logprobs": [[-0.5, 7, None]] * 60_000,
+    }
+    event = json.dumps({"text": "", "output_ids": [7] * 60_000, "meta_info": meta}).encode()
+    return b"data: %b\n\ndata: [DONE]\n\n" % event
+
+
+async def test_a_large_stream_that_comes_in_one_piece_tells_of_its_progress_on_the_loop(autojump_clock):
+    """What is told must not be told from a thread: there is no clock to wind there."""
+    threads, told = Threads(), []
+
+    def plan(seen):
+        headers = {"content-type": "text/event-stream"}
+        return Reply(body=large_event(seen.rid), headers=headers) if seen.path == "/generate" else None
+
+    async with memory_world(plan, run_sync=threads.run_sync) as run:
+        turn = await run.servers.generate(PROMPT, LARGE, moved=lambda: told.append(trio.current_time()))
+        assert (len(turn.output_ids), threads.calls, len(told)) == (60_000, 0, 1)
 
 
 async def test_cancelled_while_it_waits_for_the_thread_an_answer_leaves_nothing(autojump_clock):

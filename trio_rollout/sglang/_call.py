@@ -13,6 +13,10 @@ from ._server import Server
 from ._wire import GENERATE, GenerateRequest, StreamDecoder, decode_turn, error_of, nothing_moved, words_of
 
 
+def _is_stream(response: Response) -> bool:
+    return (response.header(b"content-type") or "").startswith(EVENT_STREAM)
+
+
 @final
 @attrs.define(eq=False)  # frozen costs a call for each field
 class Call:
@@ -34,8 +38,11 @@ class Call:
         return self.server.naming.version_of(name, self.named)
 
     def undecoded(self, response: Response) -> bytes | memoryview:
-        """What ``turn_of`` has to decode: the body, or the newest of the whole answers that a stream repeats."""
-        return response.body if self.stream is None else self.stream.newest or response.body
+        """What ``turn_of`` has to decode, wherever it runs: the body, or the newest of the whole answers that a stream repeats."""
+        if self.stream is None or not _is_stream(response):
+            return response.body
+        # A stream of announced length is decoded as it is fed, and tells of progress: on the loop.
+        return b"" if response.body else self.stream.newest
 
     def turn_of(self, response: Response) -> Turn:
         """The answer as a Turn.
@@ -48,7 +55,7 @@ class Call:
         if response.status != HTTPStatus.OK:
             retry_after = response.header(b"retry-after")
             raise error_of(self.attempted, response.status, words_of(response.body), retry_after=retry_after)
-        if self.stream is None or not (response.header(b"content-type") or "").startswith(EVENT_STREAM):
+        if self.stream is None or not _is_stream(response):
             return decode_turn(response.body, self)
         self.stream.feed(bytes(response.body))  # what did not go through it while it came
         turn = self.stream.turn(self)

@@ -73,6 +73,8 @@ class Fleet:
 
     def choose_now(self, affinity: str | None) -> Server | None:
         """The same without waiting: None while no server is usable."""
+        if len(self.servers) == 1:  # nothing to choose, and no session to remember a server for
+            return self.servers[0] if self.usable(self.servers[0]) else None
         now = trio.current_time()
         sticky = self._affinity.get(affinity) if affinity is not None else None
         if sticky is not None and self.usable(sticky) and sticky.busy_until <= now:
@@ -149,10 +151,14 @@ class Fleet:
             return found
 
     def require_version(self, version: int) -> None:
-        """From now on only servers that name this version get work (those that never named one excepted)."""
+        """From now on only servers that name this version get work (those that never named one excepted).
+
+        Those that last named another are asked again: somebody else may have given them these weights.
+        """
         self.required = version
         for server in self.servers:
             server.naming.require(version)
+            server.suspect = server.naming.now.version != version
         self.notify()
 
     def suspect(self, server: Server) -> None:
