@@ -18,6 +18,7 @@ from trio_rollout.sglang import SGLangServers, open_sglang_servers
 from trio_rollout.sglang._http import Address
 
 from .bridge import Bridge
+from .bridge._errors import described
 
 _HEAD_END: Final = b"\r\n\r\n"
 
@@ -97,7 +98,7 @@ class _Bridged:
             try:
                 self._answer += _encoded(await self._bridge.call_keeping(self._client, method, url, headers, body))
             except Exception as error:  # ruff: ignore[blind-except]  the boundary to the user's client: a broken connection
-                self._broken = ConnectionError(f"{type(error).__name__}: {error}")
+                self._broken = ConnectionError(described(error))
                 self._broken.__cause__ = error
         self._readable.set()
 

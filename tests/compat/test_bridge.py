@@ -85,6 +85,22 @@ async def test_a_timeout_inside_is_a_timeout_error(bridge):
         await bridge.call(slow)
 
 
+async def test_an_exit_without_a_repr_is_told_all_the_same(bridge, caplog):
+    class Unspeakable(SystemExit):
+        def __repr__(self):
+            raise ValueError
+
+    class Nameless:
+        def __getattr__(self, name):
+            raise ValueError(name)
+
+        async def __call__(self):
+            raise Unspeakable
+
+    with pytest.raises(AsyncioExit, match=r"Nameless: raised <.*Unspeakable, whose repr fails>"):
+        await bridge.call(Nameless())
+
+
 async def test_a_cancelled_error_of_its_own_becomes_an_exception(bridge):
     async def cancelled():
         raise asyncio.CancelledError("library")

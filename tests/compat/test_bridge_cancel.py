@@ -243,6 +243,31 @@ async def try_again_after_a_timeout(hits):
         await hit(hits)
 
 
+async def swallow_in_a_task_group(hits):
+    """The group is told three times; it cancels its tasks only the first time."""
+
+    async def stubborn():
+        for _ in range(2):
+            with contextlib.suppress(asyncio.CancelledError):
+                await hit(hits)
+        await hit(hits)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(stubborn())
+
+
+async def swallow_below_a_gather(hits):
+    """A gather passes every cancellation on: its children must not get each of them twice."""
+
+    async def stubborn():
+        for _ in range(2):
+            with contextlib.suppress(asyncio.CancelledError):
+                await hit(hits)
+        await hit(hits)
+
+    await asyncio.gather(asyncio.gather(stubborn()))
+
+
 async def hit(hits):
     try:
         await forever()
@@ -260,6 +285,8 @@ async def hit(hits):
         keep_it_in_a_cell,
         keep_it_among_the_arguments_of_a_call,
         try_again_after_a_timeout,
+        swallow_in_a_task_group,
+        swallow_below_a_gather,
     ],
 )
 async def test_who_keeps_a_cancellation_and_goes_on_gets_the_next_one(bridge, work):

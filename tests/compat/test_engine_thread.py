@@ -162,6 +162,40 @@ def test_what_a_future_can_t_carry_comes_as_an_exception_with_it_as_the_cause(th
     assert thread.call(thread.value.add, 1) == 1
 
 
+class Unspeakable(StopIteration):
+    """Whoever wants to say what it is fails."""
+
+    def __repr__(self):
+        raise ValueError
+
+
+def test_an_error_without_a_repr_is_told_all_the_same(thread):
+    def fail():
+        raise Unspeakable
+
+    with pytest.raises(RuntimeError, match=r"<Unspeakable, whose repr fails>") as caught:
+        thread.call(fail, timeout=10)
+    assert isinstance(caught.value.__cause__, Unspeakable)
+    assert thread.call(thread.value.add, 1) == 1
+
+
+def test_a_crash_without_a_repr_is_told_all_the_same():
+    class Crash(RuntimeError):
+        def __repr__(self):
+            raise ValueError
+
+    @asynccontextmanager
+    async def crashing():
+        yield  # ruff: ignore[fallible-context-manager]  that is the point
+        raise Crash
+
+    thread = EngineThread(crashing).start()
+    with pytest.raises(Crash):
+        thread.close()
+    with pytest.raises(EngineClosed, match=r"it failed with <.*Crash, whose repr fails>"):
+        thread.call(trio.lowlevel.checkpoint)
+
+
 def test_an_exit_among_the_tasks_of_a_call_ends_that_call_only(thread):
     async def leave():
         await trio.lowlevel.checkpoint()

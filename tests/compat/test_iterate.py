@@ -135,3 +135,18 @@ async def test_an_iterator_that_is_no_generator_works(bridge):
 
     async with bridge.iterate(Twice) as items:
         assert [item async for item in items] == [1, 0]
+
+
+async def test_an_iterator_that_raises_stop_iteration_is_an_error(bridge):
+    """``anext`` with a default takes the whole process down then."""
+
+    class Broken:
+        def __aiter__(self):
+            return self
+
+        def __anext__(self):
+            raise StopIteration
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        async with bridge.iterate(Broken) as items:
+            await anext(items)

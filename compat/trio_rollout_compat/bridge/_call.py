@@ -14,7 +14,7 @@ import attrs
 import trio
 
 from ._cleanup import is_cleaning_up, mark
-from ._errors import BridgeError
+from ._errors import BridgeError, described
 
 CURRENT: Final[contextvars.ContextVar["Call | None"]] = contextvars.ContextVar("trio_rollout_call", default=None)
 
@@ -33,8 +33,11 @@ def name_of(fn: object) -> str:
     """What a function is called in messages and counts."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    name = getattr(fn, "__qualname__", None) or type(fn).__qualname__
-    return f"{getattr(fn, '__module__', None) or type(fn).__module__}.{name}"
+    try:
+        name = getattr(fn, "__qualname__", None) or type(fn).__qualname__
+        return f"{getattr(fn, '__module__', None) or type(fn).__module__}.{name}"
+    except Exception:  # ruff: ignore[blind-except]  a callable object with attributes of its own making
+        return f"{type(fn).__module__}.{type(fn).__qualname__}"
 
 
 @final
@@ -62,7 +65,8 @@ class Call:
     _main: "asyncio.Task[Any] | None" = attrs.field(default=None, init=False)
     _withdrawn: bool = attrs.field(default=False, init=False)
     _disturbed: bool = attrs.field(default=False, init=False)
-    _alive: "set[asyncio.Task[Any]]" = attrs.field(factory=set, init=False)
+    _alive: "dict[asyncio.Task[Any], None]" = attrs.field(factory=dict, init=False)
+    """In the order in which they were started: parents first."""
     _told: "set[asyncio.Task[Any]]" = attrs.field(factory=set, init=False)
 
     def __repr__(self) -> str:
@@ -89,7 +93,7 @@ class Call:
                 raise  # the host's own
 
     def _not_started(self, error: BaseException) -> None:
-        refused = BridgeError(f"{self.name}: the loop made no task of it: {error!r}")
+        refused = BridgeError(f"{self.name}: the loop made no task of it: {described(error)}")
         refused.__cause__ = error
         self._end(Ending(error=refused))
         self._reply(self.quiet.set)
@@ -106,7 +110,7 @@ class Call:
     def adopt(self, task: "asyncio.Task[Any]") -> None:
         """Count a task as the call's: its own, or one that was started by it or by one of those."""
         if task not in self._alive:
-            self._alive.add(task)
+            self._alive[task] = None
             task.add_done_callback(self._task_done)
 
     def _main_done(self, task: "asyncio.Task[Any]") -> None:
@@ -134,20 +138,32 @@ class Call:
     def _task_done(self, task: "asyncio.Task[Any]") -> None:
         if task is self._main:
             self._main_done(task)  # before it is told that all is quiet: whoever hears that may look at how it ended
-        self._alive.discard(task)
+        self._alive.pop(task, None)
         self._told.discard(task)
         if not self._alive:
             self._reply(self.quiet.set)
 
     def cancel_main(self) -> None:
-        """Cancel the function, unless it is cleaning up after an earlier cancellation."""
+        """Cancel the function, unless it is cleaning up after an earlier cancellation.
+
+        Again, it is for those of its tasks as well that were cancelled and go on: a task group cancels its tasks only once.
+        """
         self.heard = True
         if self._main is None:
             self._withdrawn = True
         elif self._main in self._told and any(map(is_cleaning_up, self._alive)):
             return  # a gather passes every cancellation on to its children, so theirs counts too
-        else:
+        elif self._main not in self._told:
             self._cancel([self._main])
+        else:
+            self._cancel_again()
+
+    def _cancel_again(self) -> None:
+        asked = {task: task.cancelling() for task in self._alive}
+        for task, before in asked.items():
+            # One that a parent of it has just passed it on to must not get it twice.
+            if task is self._main or (before and task.cancelling() == before):
+                self._cancel([task])
 
     def cancel_all(self) -> None:
         """Cancel everything that is still alive, except what is cleaning up after an earlier cancellation."""

@@ -34,6 +34,14 @@ class LeakedTasks(RolloutError):
     """An asyncio function returned while tasks that it had started were still running."""
 
 
+def described(error: object) -> str:
+    """Its repr, or its class where that fails: whoever says what went wrong must not fail himself."""
+    try:
+        return repr(error)
+    except Exception:  # ruff: ignore[blind-except]  somebody's own __repr__
+        return f"<{type(error).__qualname__}, whose repr fails>"
+
+
 def as_exception(error: BaseException, where: str) -> Exception:
     """The same as an ``Exception``: itself where it is one; a group keeps its shape, its traceback and its cause."""
     if isinstance(error, Exception):
@@ -46,7 +54,7 @@ def as_exception(error: BaseException, where: str) -> Exception:
     if isinstance(error, asyncio.CancelledError):
         made = AsyncioCancelled(f"{where}: asyncio.CancelledError, which nobody on the Trio side asked for")
     else:
-        made = AsyncioExit(f"{where}: raised {error!r}")
+        made = AsyncioExit(f"{where}: raised {described(error)}")
     made.__cause__ = error
     return made
 
@@ -61,7 +69,7 @@ def portable(error: BaseException, where: str) -> BaseException:
     if isinstance(error, asyncio.CancelledError | concurrent.futures.CancelledError):
         made = AsyncioCancelled(f"{where}: {type(error).__name__}, which nobody on the Trio side asked for")
     elif isinstance(error, StopIteration | GeneratorExit | trio.Cancelled):
-        made = RuntimeError(f"{where} raised {error!r}")
+        made = RuntimeError(f"{where} raised {described(error)}")
     else:
         return error
     made.__cause__ = error

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Final, final
 
-from ._errors import AsyncioExit
+from ._errors import AsyncioExit, described
 
 _CODES: Final = frozenset({"cr_await", "cr_code", "cr_frame", "cr_origin", "cr_running", "cr_suspended"})
 
@@ -77,6 +77,6 @@ class Guarded(Coroutine[Any, Any, Any]):
         except (SystemExit, KeyboardInterrupt) as error:
             if self._exited(error):
                 raise
-            raise AsyncioExit(f"{self.__qualname__}: raised {error!r}") from error
+            raise AsyncioExit(f"{self.__qualname__}: raised {described(error)}") from error
         finally:
             self._stepped(time.perf_counter() - begun)

@@ -73,7 +73,11 @@ def _pump(
                 await wanted.wait()
                 wanted.clear()
                 try:
-                    item: object = await anext(items, _END)
+                    item: object = await anext(
+                        items
+                    )  # with a default it crashes the interpreter if __anext__ raises StopIteration
+                except StopAsyncIteration:
+                    item = _END
                 except Exception as error:  # ruff: ignore[blind-except]  it is raised where the item was asked for
                     item = _Raised(error)
                 deliver(item)

@@ -13,6 +13,7 @@ from typing import Any, final
 import attrs
 
 from ._call import CURRENT, Call
+from ._errors import described
 from ._guard import Guarded
 from ._policy import Offence
 
@@ -106,7 +107,7 @@ class Hooks:
         name = call.name
 
         def exited(error: BaseException) -> bool:
-            self.blame(Offence.EXITED, name, f"raised {error!r}")
+            self.blame(Offence.EXITED, name, f"raised {described(error)}")
             # On the host's loop in the main thread it is the host's own Ctrl-C, which happened to arrive in our code.
             ctrl_c = isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
             if self.foreign and ctrl_c:
@@ -126,7 +127,7 @@ class Hooks:
         call = _call_of(task) or _call_of(handle)
         ours = call.home is self if call is not None else not self.foreign  # another bridge is told as well
         if self._open and ours:
-            what = f"{context.get('message')}: {context.get('exception')!r}"
+            what = f"{context.get('message')}: {described(context.get('exception'))}"
             self.blame(Offence.CRASHED, call.name if call is not None else "unknown", what)
         if self._handler_before is not None:
             self._handler_before(loop, context)

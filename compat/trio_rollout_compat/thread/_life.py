@@ -12,6 +12,7 @@ import trio
 from trio_rollout._service import open_service
 from trio_rollout.errors import EngineClosed
 
+from ..bridge._errors import described
 from ._job import Job
 
 Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
@@ -82,7 +83,7 @@ class Life:
 
     def closed(self, what: str) -> EngineClosed:
         """Why a call can't be made or finished; its cause is the engine's own failure, if there was one."""
-        failed = f": it failed with {self.error!r}" if self.error is not None else ""
+        failed = f": it failed with {described(self.error)}" if self.error is not None else ""
         refusal = EngineClosed(f"{what}: the engine is closed{failed}")
         refusal.__cause__ = self.error
         return refusal
