@@ -90,8 +90,8 @@ def hang_row(run: Run, cell: Cell) -> tuple[object, ...]:
 def main(*, quick: bool, rounds: int | None, out: Path, quiet: bool) -> None:
     """Measure and show."""
     began = header()
-    hangs = hang_cell(seconds=10.0 if quick else 60.0, deadline=3.0 if quick else 15.0)
-    tails = tail_cell(24 if quick else 200, rounds=1 if quick else rounds or 3)
+    hangs = hang_cell(seconds=10.0 if quick else 45.0, deadline=3.0 if quick else 15.0)
+    tails = tail_cell(24 if quick else 200, rounds=1 if quick else rounds or 2)
     with fake_server() as server:
         runs = run_cells(server, [hangs, tails], say=say_to_stderr(quiet=quiet))
     report = Report("long_tail", "quick" if quick else "full", runs, began)
