@@ -281,14 +281,32 @@ async def test_a_callback_that_exits_does_not_kill_a_loop_of_our_own(caplog, kin
     assert caplog.text.count("the loop goes on") == 2
 
 
-async def test_stopping_the_loop_does_not_stop_a_loop_of_our_own():
+@pytest.mark.parametrize("kind", ["thread", "in-loop"])
+async def test_stopping_the_loop_does_not_stop_a_loop_of_our_own(kind, caplog):
     async def stop():
         asyncio.get_running_loop().stop()
         await asyncio.sleep(0)
         return "alive"
 
-    async with open_bridge("thread") as bridge:
+    async with open_bridge(kind) as bridge:
         assert await bridge.call(stop) == "alive"
+        assert await bridge.call(add, 1, two=1) == 2
+
+
+async def test_who_takes_the_task_factory_away_does_not_get_the_loop(bridge, caplog):
+    """A library may put one of its own in and forget the one before it: exits are kept from the loop all the same."""
+
+    async def take_away():
+        asyncio.get_running_loop().set_task_factory(None)
+
+    async def leave():
+        raise SystemExit(3)
+
+    await bridge.call(take_away)
+    for _ in range(2):
+        with pytest.raises(AsyncioExit):
+            await bridge.call(leave)
+    assert await bridge.call(add, 1, two=1) == 2
 
 
 async def test_a_loop_factory_is_used():

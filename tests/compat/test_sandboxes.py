@@ -1,6 +1,8 @@
 """Sandboxes of slime's protocol: made and destroyed whatever their rollout does, never two commands for one."""
 
+import math
 from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
@@ -59,6 +61,15 @@ async def test_words_are_words_although_the_service_takes_a_line(provider):
             await sandbox.exec([])
 
     assert result.stdout == b"a b|$HOME|`id`|*|it's||;|\n|"
+
+
+async def test_words_may_be_bytes_or_paths_and_a_directory_may_look_like_an_option(provider, tmp_path):
+    async with open_sandbox(provider) as sandbox:
+        assert (await sandbox.exec([b"echo", Path("a b"), "$c"], timeout=math.inf)).stdout == b"a b $c\n"
+        assert (await sandbox.exec(["pwd"], cwd=str(tmp_path))).stdout == f"{tmp_path}\n".encode()
+        assert (await sandbox.exec(["pwd"], cwd="-P")).exit_code != 0, "it is no option, and there is no such directory"
+        with pytest.raises(ValueError, match="null character"):
+            await sandbox.exec(["a\0b"])
 
 
 async def test_a_command_over_its_limit_is_killed_and_a_result(provider, service):

@@ -7,8 +7,8 @@ Trio's thread; ``ending`` is written before ``ended`` is set and never again.
 import asyncio
 import contextvars
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Final, final
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import Any, Final, Protocol, final
 
 import attrs
 import trio
@@ -40,6 +40,14 @@ def name_of(fn: object) -> str:
         return f"{type(fn).__module__}.{type(fn).__qualname__}"
 
 
+class Home(Protocol):
+    """The bridge that a call belongs to, as the call sees it."""
+
+    def guarded(self, coro: Coroutine[Any, Any, Any], call: "Call") -> Coroutine[Any, Any, Any]:
+        """The coroutine, such that it can't end the loop."""
+        ...
+
+
 @final
 @attrs.define(eq=False, repr=False)
 class Call:
@@ -53,7 +61,7 @@ class Call:
     _args: tuple[Any, ...]
     _kwargs: Mapping[str, Any]
     _reply: Callable[[Callable[[], object]], None]
-    home: object
+    home: "Home"
     keeps: bool
     ended: trio.Event = attrs.field(factory=trio.Event, init=False)
     quiet: trio.Event = attrs.field(factory=trio.Event, init=False)
@@ -79,8 +87,9 @@ class Call:
             self._reply(self.quiet.set)
             return
         context.run(CURRENT.set, self)
-        coro: Any = self._run()
-        coro.__qualname__ = self.name  # what its task is called in reprs, stack dumps and errors
+        run: Any = self._run()
+        run.__qualname__ = self.name  # what its task is called in reprs, stack dumps and errors
+        coro = self.home.guarded(run, self)  # here, too: somebody's code may have put another task factory in
         try:
             # Not with ``context=``: a host's task factory need not take it.
             self._main = context.run(loop.create_task, coro)

@@ -67,6 +67,11 @@ def survive_exits(loop: Any, regular: type[BaseException]) -> None:
     loop._main_loop_one = step
 
 
+def _not_stopped() -> None:
+    """What ``loop.stop()`` of somebody's code does: it is not theirs to stop, and whoever waits on it would wait for ever."""
+    _log.error("somebody's code stops the bridge's loop; the loop goes on")
+
+
 @attrs.frozen
 class InLoop:
     """Run a trio-asyncio loop inside this Trio run."""
@@ -86,8 +91,12 @@ class InLoop:
         async def serve(*, task_status: trio.TaskStatus[asyncio.AbstractEventLoop]) -> None:
             async with package.open_loop() as loop:
                 survive_exits(loop, package._base.TrioAsyncioExit)
+                loop.stop = _not_stopped
                 task_status.started(loop)
-                await trio.sleep_forever()
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    del loop.stop
 
         async def leave(_loop: asyncio.AbstractEventLoop, _error: BaseException | None) -> None:
             await trio.lowlevel.checkpoint()

@@ -72,7 +72,8 @@ class Hooks:
         call = CURRENT.get() if context is None else context.get(CURRENT)
         if not self._open or call is None or call.home is not self or not isinstance(coro, Coroutine):
             return self._plain(loop, coro, context, **more)
-        task = self._plain(loop, self._guarded(coro, call), context, **more)
+        coro = coro if isinstance(coro, Guarded) else self.guarded(coro, call)
+        task = self._plain(loop, coro, context, **more)
         if isinstance(task, asyncio.Task):
             self._attribute(task, call)
         return task
@@ -103,7 +104,8 @@ class Hooks:
                 "call_keeping or iterate",
             )
 
-    def _guarded(self, coro: Coroutine[Any, Any, Any], call: Call) -> Guarded:
+    def guarded(self, coro: Coroutine[Any, Any, Any], call: Call) -> Guarded:
+        """The coroutine of one of its tasks, such that it can't end the loop."""
         name = call.name
 
         def exited(error: BaseException) -> bool:

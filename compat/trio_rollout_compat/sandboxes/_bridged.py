@@ -115,6 +115,8 @@ class BridgedSandbox:
         timeout: float | None,  # noqa: ASYNC109  part of the request
     ) -> Captured:
         """Run a command to its end, on a shell's line but quoted word for word. See ``SandboxBackend.exec``."""
+        if timeout is not None and math.isinf(timeout):
+            timeout = None
         line = command_line(argv, cwd=cwd, timeout=timeout)
         outer = self.spec.lifetime if timeout is None else timeout + _MARGIN_S
         answer: tuple[int, str, str] | None = None

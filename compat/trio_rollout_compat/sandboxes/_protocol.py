@@ -1,5 +1,6 @@
 """slime's sandbox protocol, as it is called: its life in one asyncio task, and a command as a line for its shell."""
 
+import os
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -46,18 +47,20 @@ def never_ran(error: Exception) -> bool:
     return isinstance(error, ConnectionRefusedError | httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
 
 
-def command_line(argv: Sequence[str], *, cwd: str | None, timeout: float | None) -> str:  # noqa: ASYNC109  part of the line
+def command_line(argv: Sequence[str | bytes | os.PathLike[str]], *, cwd: str | None, timeout: float | None) -> str:  # noqa: ASYNC109  part of the line
     """One line for a shell that runs these words there, and that kills them when their time is over.
 
     ``timeout`` is coreutils', and busybox has it too: slime's own limit gives up waiting, but kills nothing.
     """
-    words = [str(word) for word in argv]
+    words = [os.fsdecode(word) for word in argv]
     if not words:
         raise ValueError("argv is empty")
+    if any("\0" in word for word in (*words, cwd or "")):
+        raise ValueError(f"argv or cwd has a null character in it: {words}, {cwd!r}")
     line = shlex.join(words)
     if timeout is not None:
         line = f"timeout -k 1 {max(timeout, 0.001):.3f} {line}"
-    return line if cwd is None else f"cd {shlex.quote(cwd)} && {line}"
+    return line if cwd is None else f"cd -- {shlex.quote(cwd)} && {line}"
 
 
 async def life(sandbox: SlimeSandbox) -> AsyncIterator[Exception | None]:  # noqa: ASYNC900  iterated on asyncio
