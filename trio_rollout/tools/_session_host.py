@@ -138,7 +138,7 @@ class SessionHost:
         self.store.release(session)
         if not proven:
             self._unreaped += 1
-            _log.warning("a session's processes were still alive %.1f s after they were killed", self.limits.teardown)
+            _log.warning("session %d: that nothing of it is left was not proven when it was let go", session.process_id)
 
     def known(self, process_id: int) -> Session:
         """The session stored under this id.

@@ -66,13 +66,13 @@ def receive(connection: socket.socket, count: int) -> tuple[bytes, list[int]]:
     return message, [descriptor for _, _, data in ancillary for descriptor in memoryview(data).cast("i")]
 
 
-def drain(descriptor: int, *, once: bool = False) -> bool:
-    """Read away what is there; False at the end. ``once``: one read, for pipes whose mode the host may set back to blocking."""
+def drain(descriptor: int) -> bool:
+    """Read some of what is there away; False at the end.
+
+    Once, and only after a poll: a pipe's mode may be set back to blocking, and a command may write to it without end.
+    """
     try:
-        while data := os.read(descriptor, 65536):
-            if once:
-                break
-        return bool(data)
+        return bool(os.read(descriptor, 65536))
     except OSError as error:
         return isinstance(error, BlockingIOError)
 
@@ -157,7 +157,7 @@ class Keeper:
             waiting.register(descriptor, select.POLLIN)
         while reap_all()[1]:
             for descriptor, _ in waiting.poll():
-                if not drain(descriptor, once=True):
+                if not drain(descriptor):
                     waiting.unregister(descriptor)
                     if descriptor == self.control.fileno():
                         return
