@@ -21,7 +21,7 @@ from ._recipe import Recipe
 from ._signal import StateChange
 from ._slots import Slots
 from .abc import Generate, Source
-from .errors import ServerError
+from .errors import ServerError, SourceError
 
 _AT_ONCE = 64
 """How many prompts are taken from the source in one call."""
@@ -64,12 +64,17 @@ class Evaluation:
             try:
                 while taken := await source.take(_AT_ONCE):
                     for prompt in taken:
-                        self._groups[prompt.group_id] = None
+                        self._enter(prompt)
                         prompts.start_soon(self._one, prompt, name=f"evaluate {prompt.group_id}")
             except Exception as error:  # noqa: BLE001  the boundary of the source: raised by the caller, bare
                 prompts.cancel_scope.cancel(reason="the source of the evaluation failed")
                 return error
         return None
+
+    def _enter(self, prompt: Prompt) -> None:
+        if prompt.group_id in self._groups:
+            raise SourceError(f"evaluate: the source gave prompt {prompt.id!r} of epoch {prompt.epoch} twice")
+        self._groups[prompt.group_id] = None
 
     async def _give_up_with_engine(self, work: trio.CancelScope) -> None:
         await self.fate.changed.wait_until(lambda: self.fate.error is not None or self.fate.obstacle is not None)

@@ -62,7 +62,7 @@ class Pool:
     exhausted: bool = False
     generated_tokens: int = attrs.field(default=0, init=False)
     _admission: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
-    _one_drain: trio.Lock = attrs.field(factory=trio.Lock, init=False)
+    _giving_back: trio.Lock = attrs.field(factory=trio.Lock, init=False)
 
     def remember(self, entries: Sequence[Entry]) -> None:
         """Queue groups that a ledger remembers as unfinished."""
@@ -240,23 +240,23 @@ class Pool:
     async def drain(self, grace: float, cause: Cause = Cause.SHUTDOWN) -> None:
         """Stop admitting, let the running finish for ``grace`` seconds, cancel the rest and wait for their wrap-up.
 
-        Then what waits is given back to the source, unless a ledger keeps it. A second drain does nothing. ``cause``: what
-        the cancelled attempts are told.
+        Then what waits is given back to the source, unless a ledger keeps it. Of several drains the shortest grace counts.
+        ``cause``: what the cancelled attempts are told.
         """
-        async with self._one_drain:
-            limit = self.recipe.settings.deadlines
-            give_up = trio.current_time() + max(limit.drain, grace + limit.abort)
-            self._admission.cancel(reason="drain")
-            self.ready.lift_bound()
-            self.ready.came.notify()  # if this is cancelled, whoever waits hears of the end all the same
-            with trio.move_on_after(max(0.0, grace)):
-                await self.live.changed.wait_until(lambda: not len(self.live))
-            self.live.cancel_all(cause, "the engine drains")
+        limit = self.recipe.settings.deadlines
+        give_up = trio.current_time() + max(limit.drain, grace + limit.abort)
+        self._admission.cancel(reason="drain")
+        self.ready.lift_bound()
+        self.ready.came.notify()  # if this is cancelled, whoever waits hears of the end all the same
+        with trio.move_on_after(max(0.0, grace)):
             await self.live.changed.wait_until(lambda: not len(self.live))
-            # A source that was cut off half-way would be given the same prompts again on leaving.
-            with trio.move_on_after(give_up - trio.current_time(), shield=True):
+        self.live.cancel_all(cause, "the engine drains")
+        await self.live.changed.wait_until(lambda: not len(self.live))
+        # A source that was cut off half-way would be given the same prompts again on leaving.
+        with trio.move_on_after(give_up - trio.current_time(), shield=True):
+            async with self._giving_back:
                 await self.give_back(list(self.book.entries(State.WAITING, State.RUNNING)))
-            self.ready.came.notify()
+        self.ready.came.notify()
 
     async def give_back(self, entries: Sequence[Entry]) -> None:
         """Return these groups to the source; with a ledger they stay where they are, and it remembers them."""

@@ -157,6 +157,7 @@ class Weights:
         if not is_whole(version):
             raise TypeError(f"note_weight_version: a whole number wanted, got {version!r}")
         if version != self.recipe.gate.version:
+            self.recipe.servers.require_version(version)
             await self._adopt(version)
             self.changed.notify()
             self.instruments.emit("weights.noted", version=version)

@@ -4,7 +4,7 @@ import pytest
 import trio
 
 from trio_rollout import Cause, PauseMode, Prompt, SamplingParams, SingleTurn, Status
-from trio_rollout.errors import RolloutError
+from trio_rollout.errors import RolloutError, SourceError
 from trio_rollout.sources import IterableSource
 from trio_rollout.testing import HANG, Fail, FakeServers, Say, prompts
 
@@ -113,6 +113,12 @@ async def test_what_its_source_raises_comes_out_as_it_is():
     async with world(0) as w:
         with pytest.raises(OSError, match="no such file"):
             await w.engine.evaluate(Broken())
+
+
+async def test_two_prompts_of_one_id_are_refused_not_made_one():
+    async with world(0) as w:
+        with pytest.raises(SourceError, match="'p0'"):
+            await w.engine.evaluate(IterableSource([*prompts(2), *prompts(1)]))
 
 
 async def test_cancelled_it_leaves_training_alone():

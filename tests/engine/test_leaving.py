@@ -128,6 +128,31 @@ async def test_a_second_drain_does_nothing():
         await w.engine.drain()
 
 
+async def test_of_several_drains_the_shortest_grace_counts():
+    async with world(4, plan=lambda *_: HANG) as w, trio.open_nursery() as nursery:
+        await trio.sleep(1)
+        nursery.start_soon(w.engine.drain, 3600.0)
+        await trio.sleep(1)
+        began = trio.current_time()
+        await w.engine.drain(0)
+        assert trio.current_time() - began < 1
+        assert w.engine.statistics().returned == w.engine.statistics().pulled > 0
+
+
+async def test_a_body_that_fails_leaves_at_once_although_somebody_drains_with_a_long_grace():
+    source = Remembering(4)
+    async with trio.open_nursery() as outside:
+        with pytest.raises(ValueError, match="trainer"):
+            async with world(source=source, plan=lambda *_: HANG) as w:
+                await trio.sleep(1)
+                outside.start_soon(w.engine.drain, 3600.0)
+                await trio.sleep(1)
+                began = trio.current_time()
+                raise ValueError("trainer")
+        assert trio.current_time() - began < 1
+        assert len(source.returned) == w.engine.statistics().pulled > 0
+
+
 async def test_leaving_returns_what_is_ready_and_untaken():
     source = Remembering(2)
     async with world(source=source) as w:

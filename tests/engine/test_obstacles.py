@@ -70,6 +70,19 @@ def test_it_does_not_hear_of_it_if_a_server_with_the_right_weights_comes_back_wi
     assert simulated(scenario) == {3}
 
 
+def test_a_host_that_says_which_weights_it_gave_the_servers_goes_on():
+    async def scenario(engine, fakes, world):
+        for fake in fakes.values():
+            fake.version = "5"
+        await engine.note_weight_version(5)
+        began = trio.current_time()
+        batch = await engine.next_batch(4)
+        assert trio.current_time() - began < 30
+        return {group.newest_version for group in batch.groups}
+
+    assert simulated(scenario) == {5}
+
+
 def test_servers_that_are_all_away_are_waited_for():
     async def scenario(engine, fakes, world):
         for url in URLS:
