@@ -90,7 +90,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str
 
 def _machine(began: dict[str, Any]) -> str:
     versions = ", ".join(f"{package} {which}" for package, which in began["versions"].items())
-    return f"{began['cpus']} x {began['processor']}, {began['system']}, Python {began['python']}, {versions}."
+    return f"{began['cpus']} x {began['processor']}, Python {began['python']}, {versions}."
 
 
 def _verdicts(found: Sequence[dict[str, Any]]) -> list[str]:

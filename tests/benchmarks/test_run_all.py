@@ -14,7 +14,6 @@ def results(tmp_path):
         "commit": "abc",
         "cpus": 2,
         "processor": "x",
-        "system": "Linux",
         "python": "3.11.7",
         "load": 0.5,
         "versions": {"trio": "0.35.0"},

@@ -313,3 +313,25 @@ async def test_a_sandbox_that_was_used_for_long_has_its_whole_allowance_when_it_
         await trio.sleep(100)
 
     assert (service.counts.destroyed, service.counts.leaked) == (1, 0)
+
+
+async def test_a_rollouts_tools_are_made_when_first_asked_for_and_are_the_same_from_then_on(processes):
+    """One that runs no command pays for none; what it has started is dead when the generate function is over."""
+    seen = []
+
+    async def generate(_prompt, rollout):
+        before = rollout.opened_tools
+        await rollout.tools.run_captured(["sh", "-c", "sleep 600 &"], leftovers=Leftovers.KEEP)
+        seen.append((before, rollout.opened_tools is rollout.tools, len(processes.marked())))
+        return rollout.finish([await rollout.generate([1, 2])])
+
+    async def reward(_trajectory):
+        seen.append(processes.marked())
+        return 1.0
+
+    async with engine_of(generate, reward=reward) as engine:
+        await engine.next_batch(1)
+
+    (before, same, alive), after = seen
+    assert (before, same, after) == (None, True, [])
+    assert alive >= 1
