@@ -14,8 +14,9 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from trio_rollout._tokenizer import Tokenizer, load_tokenizer
+from trio_rollout._tokenizer import LARGE_TEXT, Tokenizer, load_tokenizer
 from trio_rollout.errors import RequestRejected, SettingsError
+from trio_rollout.tiny import DATA
 
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<img>"]  # ids 256 to 260; hello is 261
 
@@ -246,3 +247,16 @@ def test_a_process_may_fork_after_encoding(folder: Path):
     )
     answer = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True, check=True)
     assert (answer.stdout, answer.stderr) == ("", "")
+
+
+@pytest.mark.parametrize("piece", ["word ", "<|im_end|>", "é漢字 ", "\n\n", "{} <s>", "x" * 50], ids=ascii)
+@pytest.mark.parametrize("added", [True, False])
+def test_a_large_text_gets_the_ids_that_a_small_one_gets(piece, added):
+    """Another of the library's functions is called for it."""
+    tokenizer, line = load_tokenizer(DATA), piece * 10 + "\n"
+    text = line * (LARGE_TEXT // len(line) + 1)
+
+    ids = tokenizer.encode(text, add_special_tokens=added)
+
+    assert len(text) > LARGE_TEXT
+    assert ids == tokenizer._backend.encode(text, add_special_tokens=added).ids

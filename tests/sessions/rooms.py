@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 import attrs
 
 from trio_rollout import IterableSource, Ports, Prompt, SamplingParams, open_rollout_engine
+from trio_rollout._threads import run_inline
 from trio_rollout._tokenizer import load_tokenizer
 from trio_rollout.sessions import GatewaySettings, Parsed
 from trio_rollout.sessions._gateway import AgentGateway
@@ -31,13 +32,14 @@ def counted():
     return lambda: f"{next(numbers):032x}"
 
 
-def gateway(*, context=None, **settings):
+def gateway(*, context=None, run_sync=run_inline, **settings):
     return AgentGateway(
         url="http://gateway",
         tokenizer=load_tokenizer(DATA),
         parser=NoParser(),
         settings=GatewaySettings(**settings),
         context=context or Context(length=settings.get("context_length")),
+        run_sync=run_sync,
         new_secret=counted(),
     )
 

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from trio_rollout import Deadlines, EngineSettings, Prompt, Retry, SamplingParams, Stop
+from trio_rollout._threads import run_inline
 from trio_rollout._tokenizer import load_tokenizer
 from trio_rollout.errors import GenerateError, ServerError, SessionClosed
 from trio_rollout.sessions._conversation import Conversation
@@ -228,6 +229,25 @@ async def test_a_prompt_that_no_server_takes_is_answered_without_a_request(autoj
             assert servers.calls == calls
             assert (turn.answer.output_tokens > 0) == bool(calls)
             assert calls or turn.answer.finish is Finish.LENGTH
+
+
+async def test_large_conversations_are_tokenised_beside_the_loop(autojump_clock):
+    """Half a megabyte takes a second, in which no other session would get a token."""
+    beside = []
+
+    async def run_sync(fn, /, *args):
+        beside.append(fn.__name__)
+        return await run_inline(fn, *args)
+
+    large = asks("several words " * 1000)
+    async with lone_session(run_sync=run_sync) as (session, servers, _):
+        await ask(session, asks("hello"))
+        assert beside == []
+        await ask(session, large)
+        assert await session.count_tokens(large) == len(servers.sent[-1])
+        assert beside == ["place", "place"]
+
+    assert session.trajectory().turns == 2
 
 
 async def test_an_agent_that_said_nothing_is_no_result(autojump_clock):

@@ -210,7 +210,8 @@ class _CountTokens:
 
     async def __call__(self, exchange: Exchange, session: GatewaySession) -> None:
         body = await exchange.body(most=self.settings.max_body, seconds=self.settings.body_seconds)
-        await exchange.reply(200, {"input_tokens": session.count_tokens(self.protocol.request(body))})
+        count = await session.count_tokens(self.protocol.request(body))
+        await exchange.reply(200, {"input_tokens": count})
 
 
 @final

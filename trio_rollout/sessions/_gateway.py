@@ -53,6 +53,7 @@ class AgentGateway:
     _parser: Parser = attrs.field(alias="parser")
     _settings: GatewaySettings = attrs.field(alias="settings")
     _context: Context = attrs.field(alias="context")
+    _run_sync: RunSync = attrs.field(alias="run_sync")
     _new_secret: Callable[[], str] = attrs.field(alias="new_secret")
     _open: dict[str, GatewaySession] = attrs.field(factory=dict, init=False)
     _opened: int = attrs.field(default=0, init=False)
@@ -117,6 +118,7 @@ class AgentGateway:
             settings=self._settings,
             sampling=sampling,
             context=self._context,
+            run_sync=self._run_sync,
         )
         return GatewaySession(
             id=name,
@@ -174,6 +176,7 @@ async def open_gateway(
                 parser=parser,
                 settings=settings,
                 context=context,
+                run_sync=run_sync,
                 new_secret=new_secret,
             )
 

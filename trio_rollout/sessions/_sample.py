@@ -9,8 +9,10 @@ import trio
 
 from .._core.enums import Stop
 from .._core.sampling import SamplingParams
-from .._core.token_tree import Drift
+from .._core.token_tree import Drift, Placement
 from .._core.values import Turn
+from .._threads import RunSync
+from .._tokenizer import LARGE_TEXT
 from ..abc import Rollout
 from ..errors import ServerError, SettingsError
 from ._conversation import Conversation, arguments_of
@@ -32,6 +34,7 @@ class Sampler:
     settings: GatewaySettings
     sampling: SamplingParams
     context: Context
+    run_sync: RunSync
     drift: Counter[Drift] = attrs.field(factory=Counter, init=False)
 
     def reveal(self, request: ChatRequest) -> Reveal:
@@ -39,6 +42,17 @@ class Sampler:
         stop = tuple(filter(None, (*self.sampling.stop, *request.stop)))
         marked_up = self.parser.takes_apart(request.tools)
         return Reveal(self.conversation.tokenizer, marked_up, stop, thinks=self.parser.finds_thoughts)
+
+    async def place(self, request: ChatRequest) -> Placement:
+        """The ids of the prompt; tokenised beside the loop if it is large.
+
+        Raises:
+          RequestRejected: the chat template refuses these messages.
+
+        """
+        if sum(len(message["content"]) for message in request.messages) > LARGE_TEXT:
+            return await self.run_sync(self.conversation.place, request.messages, request.tools)
+        return self.conversation.place(request.messages, request.tools)
 
     async def follow(self, turn: SessionTurn) -> None:
         """While a turn is streamed, ask the servers' parser what flows, whenever markup has gone by."""
@@ -58,9 +72,8 @@ class Sampler:
           ServerError: the servers failed, or their parsers did.
 
         """
-        await trio.lowlevel.checkpoint()
         request = turn.request
-        placement = self.conversation.place(request.messages, request.tools)
+        placement = await self.place(request)
         self.drift[placement.drift] += 1
         sampling = self._sampling(request, len(placement.prompt_ids))
         if not sampling.max_new_tokens:

@@ -98,14 +98,14 @@ class GatewaySession:
     def _conversation(self) -> Conversation:
         return self._sampler.conversation
 
-    def count_tokens(self, request: ChatRequest) -> int:
+    async def count_tokens(self, request: ChatRequest) -> int:
         """How many tokens the prompt of this request would have.
 
         Raises:
           RequestRejected: the chat template refuses these messages.
 
         """
-        return len(self._conversation.place(request.messages, request.tools).prompt_ids)
+        return len((await self._sampler.place(request)).prompt_ids)
 
     @contextmanager
     def joined(self, request: ChatRequest) -> Generator[SessionTurn]:
