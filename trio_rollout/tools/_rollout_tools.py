@@ -107,13 +107,8 @@ class RolloutTools:
           ValueError: argv is empty.
           CommandTimeout, CommandSignalled: with ``check``.
         """
-        expiration = Expiration(
-            timeout=tool_limit(timeout, self._deadlines.tool),
-            until=latest_end(trio.current_time(), self._deadline),
-            cancels=as_events(cancel),
-        )
         plan = CapturePlan(
-            expiration=expiration,
+            expiration=self._expiration(timeout, as_events(cancel)),
             policy=policy,
             leftovers=leftovers,
             limits=self._limits,
@@ -124,6 +119,10 @@ class RolloutTools:
         result = await capture(self._supervisor.spawn, command, plan)
         self._on_output()  # a command that says nothing has got somewhere all the same
         return checked(result, command) if check else result
+
+    def _expiration(self, asked: float | None, cancels: tuple[trio.Event, ...]) -> Expiration:
+        until = latest_end(trio.current_time(), self._deadline)
+        return Expiration(timeout=tool_limit(asked, self._deadlines.tool), until=until, cancels=cancels)
 
     def open_sessions(
         self,
