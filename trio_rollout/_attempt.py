@@ -11,9 +11,11 @@ import attrs
 import trio
 
 from ._core.enums import Cause
-from ._core.failures import failure_of
+from ._core.failures import failure_of, leaves_of
 from ._core.values import Failure, Group, GroupId, Prompt
 from .errors import GenerateError, RequestRejected, ServerLost
+
+UNWANTED = "trio.Cancelled was raised although nobody had cancelled anything: user code kept one and raised it again"
 
 
 @attrs.frozen
@@ -104,11 +106,16 @@ class Attempt:
         return self._end.cause is cause
 
     def fail(self, error: Exception, sample: int | None = None) -> None:
-        """User code or a server raised this, in one sample or over all: end the attempt with the cause that it means."""
-        cause = Cause.SERVER_LOST if isinstance(error, ServerLost) else Cause.ERROR
-        failure = failure_of(error, cause, group=self.id, attempt=self.number)
-        hopeless = isinstance(error, RequestRejected)
-        self.cancel(cause, str(error), failure=failure, hopeless=hopeless, sample=sample)
+        """User code or a server raised this, in one sample or over all: end the attempt with the cause that it means.
+
+        A server's word counts as such out of nurseries of user code too, if nothing else is in their group.
+        """
+        leaves = leaves_of(error)
+        cause = Cause.SERVER_LOST if all(isinstance(leaf, ServerLost) for leaf in leaves) else Cause.ERROR
+        hopeless = all(isinstance(leaf, RequestRejected) for leaf in leaves)
+        shown = leaves[0] if hopeless or cause is Cause.SERVER_LOST else error
+        failure = failure_of(shown, cause, group=self.id, attempt=self.number)
+        self.cancel(cause, failure.message, failure=failure, hopeless=hopeless, sample=sample)
 
     def claim(self, result: Result) -> Outcome:
         """Make this the outcome, unless the attempt was cancelled before."""
@@ -119,6 +126,8 @@ class Attempt:
 
     def unfinished(self) -> Unfinished:
         """The outcome of an attempt whose scope was left without a claim."""
+        if self._end is None and not self._deadline_passed():
+            return Unfinished(Cause.ERROR, self._failure(Cause.ERROR, UNWANTED))
         return self._end or self._out_of_time()
 
     async def give_up(self, cause: Cause, why: str, *, failure: Failure | None = None) -> GenerateError:
@@ -138,6 +147,11 @@ class Attempt:
 
     def _failure(self, cause: Cause, why: str) -> Failure:
         return Failure(cause=cause, type="", message=why, group=self.id, attempt=self.number)
+
+
+def is_unwanted() -> bool:
+    """Whether a Cancelled that was just caught here is no scope's: user code kept one and raised it again."""
+    return trio.current_effective_deadline() > trio.current_time()
 
 
 def new_attempt(prompt: Prompt, number: int, *, rollouts: int, seconds: float | None) -> Attempt:

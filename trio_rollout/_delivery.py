@@ -42,6 +42,8 @@ class Delivery:
     _seen: set[Entry] = attrs.field(factory=set, init=False)
     _last_acked: int = attrs.field(default=-1, init=False)
     _turn: trio.StrictFIFOLock = attrs.field(factory=trio.StrictFIFOLock, init=False)
+    _moving: trio.Lock = attrs.field(factory=trio.Lock, init=False)
+    """Held while groups change hands, until the ledger has it: the next change must see the one before it as a whole."""
 
     def remember(self, seen: Iterable[Entry], fresh: Iterable[Entry], *, acked_step: int | None) -> None:
         """Take over what a ledger remembers: groups that had been delivered before, those that had not, the last ack."""
@@ -61,10 +63,13 @@ class Delivery:
                     await self.ready.came.wait_until(
                         lambda: decide(size, supply()).answer is not Answer.WAIT or bool(self._stale())
                     )
-                    stale = self._stale()
-                    if not stale:
-                        return await self._hand_out(decide(size, supply()), statistics)
-                    await self._recycle(stale)
+                    async with self._moving:  # waiting for it, what was decided may have changed
+                        stale = self._stale()
+                        decision = decide(size, supply())
+                        if stale:
+                            await self._recycle(stale)
+                        elif decision.answer is not Answer.WAIT:
+                            return await self._hand_out(decision, statistics)
             finally:
                 self._ask(0)
 
@@ -133,32 +138,34 @@ class Delivery:
     async def ack(self, batch: Batch) -> None:
         """The batch's groups will never be asked for again; see ``Batch.ack``."""
         self.fate.check()
-        known_id, entries = self._out.get(batch.step, ("", []))
-        if known_id != batch.id:
-            raise RolloutError(
-                f"ack of batch {batch.id} (step {batch.step}): it is acked already, taken back by a restore, or of "
-                f"another engine; steps that can be acked: {sorted(self._out)}"
-            )
-        await self.record.write(Acked(step=batch.step, ids=tuple(entry.id for entry in entries)))
-        del self._out[batch.step]
-        self._last_acked = max(self._last_acked, batch.step)
-        for entry in entries:
-            self.book.apply(entry, Event.ACK)
+        async with self._moving:
+            known_id, entries = self._out.get(batch.step, ("", []))
+            if known_id != batch.id:
+                raise RolloutError(
+                    f"ack of batch {batch.id} (step {batch.step}): it is acked already, taken back by a restore, or of "
+                    f"another engine; steps that can be acked: {sorted(self._out)}"
+                )
+            await self.record.write(Acked(step=batch.step, ids=tuple(entry.id for entry in entries)))
+            del self._out[batch.step]
+            self._last_acked = max(self._last_acked, batch.step)
+            for entry in entries:
+                self.book.apply(entry, Event.ACK)
 
     async def restore(self, step: int) -> None:
         """Offer again what was delivered after ``step`` and not acked; see ``RolloutEngine.restore``."""
-        if step < self._last_acked:
-            raise RolloutError(
-                f"restore({step}): step {self._last_acked} was acked, so no restore may go back before it"
-            )
-        later = sorted(number for number in self._out if number > step)
-        entries = [entry for number in later for entry in self._out[number][1]]
-        await self.record.write(Restored(step=step, ids=tuple(entry.id for entry in entries)))
-        for number in later:
-            del self._out[number]
-        self.next_step = step + 1
-        self._seen.update(entries)
-        self._back_in_front(entries)
+        async with self._moving:
+            if step < self._last_acked:
+                raise RolloutError(
+                    f"restore({step}): step {self._last_acked} was acked, so no restore may go back before it"
+                )
+            later = sorted(number for number in self._out if number > step)
+            entries = [entry for number in later for entry in self._out[number][1]]
+            await self.record.write(Restored(step=step, ids=tuple(entry.id for entry in entries)))
+            for number in later:
+                del self._out[number]
+            self.next_step = step + 1
+            self._seen.update(entries)
+            self._back_in_front(entries)
 
     def give_up_ready(self) -> list[Entry]:
         """Empty the buffer: the engine closes and nobody will take these groups."""

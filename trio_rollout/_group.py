@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import attrs
 import trio
 
-from ._attempt import Attempt, Dropped, Finished, Outcome, Result, Unfinished
+from ._attempt import UNWANTED, Attempt, Dropped, Finished, Outcome, Result, Unfinished, is_unwanted
 from ._core.enums import Cause, Status
 from ._core.values import Group, Trajectory
 from ._gate import deadline_after, limit_of
@@ -44,17 +44,29 @@ async def _ended(attempt: Attempt, recipe: Recipe, slots: SlotLease) -> Outcome 
     """The outcome; None if it failed: caught here, the failure is the exception itself and no group of this nursery's."""
     try:
         return attempt.claim(await _group_of(attempt, recipe, slots))
+    except trio.Cancelled:
+        _require_wanted(attempt)
+        raise
     except Exception as error:  # noqa: BLE001  the boundary of user code
         attempt.fail(error)
     return None
 
 
+def _require_wanted(attempt: Attempt, sample: int | None = None) -> None:
+    """Fail the attempt for a Cancelled that no scope around here has sent: the nursery above would swallow it."""
+    if is_unwanted():
+        attempt.fail(GenerateError(UNWANTED), sample)
+
+
 async def _group_of(attempt: Attempt, recipe: Recipe, slots: SlotLease) -> Result:
     rows: dict[int, Trajectory] = {}
+    rollouts = attempt.generating
     async with trio.open_nursery() as nursery:
-        for index in range(attempt.generating):
+        for index in range(rollouts):
             name = f"rollout {attempt.id} attempt {attempt.number} index {index}"
             nursery.start_soon(_one_rollout, attempt, recipe, slots, index, rows, name=name)
+    if len(rows) < rollouts:  # a group of kept Cancelleds, which nobody could tell from a real one
+        raise GenerateError(UNWANTED)
     group = Group(
         id=attempt.id,
         attempt=attempt.number,
@@ -79,6 +91,9 @@ async def _one_rollout(
                 rows[index] = await _scored_rollout(attempt, recipe, index, deadline)
             if scope.cancelled_caught:
                 attempt.cancel(Cause.DEADLINE, f"rollout {index}: its deadline of {seconds} s passed", sample=index)
+    except trio.Cancelled:
+        _require_wanted(attempt, index)
+        raise
     except Exception as error:  # noqa: BLE001  the boundary of user code: its failure becomes the attempt's
         attempt.fail(error, index)
     finally:

@@ -18,7 +18,7 @@ from ._core.admission import Load, pullable, startable
 from ._core.book import Book, Entry
 from ._core.enums import Cause
 from ._core.events import Filtered, Quarantined, Ready, Requeued
-from ._core.failures import failure_of
+from ._core.failures import failure_of, words_of
 from ._core.lifecycle import Event, State
 from ._core.retry import Again, FailureBudget, after_failure
 from ._core.values import Prompt, QuarantineReport
@@ -104,7 +104,7 @@ class Pool:
             try:
                 await self._pull_some(pullable(self.load()))
             except Exception as error:  # noqa: BLE001  the boundary of the source: its failure becomes the engine's
-                self.fate.fail(error if isinstance(error, RolloutError) else _source_failed(error))
+                self.fate.fail(_source_failed(error))
                 return
 
     async def _pull_some(self, count: int) -> None:
@@ -266,13 +266,16 @@ class Pool:
         try:
             await self.source.give_back([entry.prompt for entry in entries])
         except Exception as error:  # noqa: BLE001  the boundary of the source: its failure becomes the engine's
-            self.fate.fail(error if isinstance(error, RolloutError) else _source_failed(error))
+            self.fate.fail(_source_failed(error))
             return
         for entry in entries:
             self.book.apply(entry, Event.RETURN)
 
 
-def _source_failed(error: Exception) -> SourceError:
-    failure = SourceError(f"the source failed: {type(error).__name__}: {error}")
+def _source_failed(error: Exception) -> RolloutError:
+    """A failure of the source, or of the ledger that was told of its prompts. A source's EndOfData is not the engine's."""
+    if isinstance(error, SourceError | LedgerError | DataRefused):
+        return error
+    failure = SourceError(f"the source failed: {type(error).__name__}: {words_of(error)}")
     failure.__cause__ = error
     return failure

@@ -14,7 +14,9 @@ from typing import TypeAlias, TypeVar
 import attrs
 import trio
 
+from ._attempt import UNWANTED, is_unwanted
 from ._backoff import retry_wait_s, wait_s
+from ._core.failures import failure_of
 from ._core.values import Group, Trajectory
 from ._gate import deadline_after
 from ._recipe import Recipe
@@ -39,7 +41,7 @@ async def reward_of(trajectory: Trajectory, recipe: Recipe) -> Score | None:
     async def once() -> Score:
         return _checked(await reward(trajectory), f"reward of rollout {trajectory.index}")
 
-    return await _tried(once, recipe, "reward")
+    return await _tried(once, recipe, f"reward of group {trajectory.prompt.group_id}, rollout {trajectory.index}")
 
 
 async def group_scored(group: Group, recipe: Recipe) -> Group:
@@ -56,7 +58,7 @@ async def group_scored(group: Group, recipe: Recipe) -> Group:
             )
         return [_checked(score, f"group reward {index} of {group.id}") for index, score in enumerate(scores)]
 
-    scores = await _tried(once, recipe, "group reward")
+    scores = await _tried(once, recipe, f"group reward of {group.id}")
     rows = [attrs.evolve(row, reward=score) for row, score in zip(group.trajectories, scores, strict=True)]
     return attrs.evolve(group, trajectories=rows)
 
@@ -73,7 +75,7 @@ async def verdict_on(group: Group, recipe: Recipe) -> Keep | Drop:
             raise RewardError(f"group filter of {group.id}: Keep() or Drop(reason) wanted, got {_shown(verdict)}")
         return verdict
 
-    return await _tried(once, recipe, "group filter")
+    return await _tried(once, recipe, f"group filter of {group.id}")
 
 
 async def _tried(once: Callable[[], Awaitable[T]], recipe: Recipe, what: str) -> T:
@@ -86,13 +88,19 @@ async def _tried(once: Callable[[], Awaitable[T]], recipe: Recipe, what: str) ->
         except Exception as error:
             if number >= retry.max_attempts:
                 raise
-            _LOGGER.warning("%s: try %d of %d failed: %r", what, number, retry.max_attempts, error)
+            why = failure_of(error)
+            _LOGGER.warning("%s: try %d of %d failed: %s", what, number, retry.max_attempts, why)
         await wait_s(retry_wait_s(number, retry=retry, rng=recipe.ports.random))
 
 
 async def _in_time(once: Callable[[], Awaitable[T]], seconds: float | None, what: str) -> T:
     with trio.CancelScope(deadline=deadline_after(seconds)):
-        return await once()
+        try:
+            return await once()
+        except trio.Cancelled as error:
+            if is_unwanted():
+                raise RewardError(f"{what}: {UNWANTED}") from error
+            raise
     raise RewardError(f"{what}: no answer within its deadline of {seconds} s")
 
 

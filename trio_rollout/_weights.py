@@ -15,6 +15,7 @@ Steps 6 and 7 are shielded, and bounded by ``Deadlines.control`` and by the numb
 import logging
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from typing import final
 
 import attrs
@@ -68,16 +69,14 @@ class Weights:
     freshness: Freshness
     instruments: Instruments
     may_repeat: bool = False
-    _owner: trio.lowlevel.Task | None = attrs.field(default=None, init=False)
+    _open: WeightUpdate | None = attrs.field(default=None, init=False)
+    _around: ContextVar[WeightUpdate | None] = attrs.field(
+        factory=lambda: ContextVar("weight update", default=None), init=False
+    )
 
     def is_inside(self) -> bool:
-        """Whether the current task is the body of an open window, or a child of it."""
-        task: trio.lowlevel.Task | None = trio.lowlevel.current_task()
-        while task is not None and self._owner is not None:
-            if task is self._owner:
-                return True
-            task = task.parent_nursery.parent_task if task.parent_nursery else None
-        return False
+        """Whether the current task runs in the open window's body: it is the body, or was started by it there."""
+        return self._open is not None and self._around.get() is self._open
 
     @asynccontextmanager
     async def update(self, version: int, mode: PauseMode) -> AsyncGenerator[WeightUpdate]:
@@ -85,7 +84,8 @@ class Weights:
         self.fate.check()
         self._check(version, mode)
         gate, window = self.recipe.gate, WeightUpdate(version=version, mode=mode)
-        self._owner = trio.lowlevel.current_task()
+        self._open = window
+        outside = self._around.set(window)
         try:
             gate.close()
             try:
@@ -98,12 +98,13 @@ class Weights:
                 with trio.CancelScope(shield=True):
                     await self._reopen(window)
         finally:
-            self._owner = None
+            self._around.reset(outside)
+            self._open = None
         self.instruments.emit("weights.updated", version=version, mode=mode, seconds=dict(window.seconds))
 
     def _check(self, version: int, mode: PauseMode) -> None:
         current = self.recipe.gate.version
-        if self._owner is not None:
+        if self._open is not None:
             raise trio.BusyResourceError(f"weight_update(version={version}): another weight update is under way")
         if not is_whole(version) or mode not in set(PauseMode):
             raise TypeError(f"weight_update: an int and a PauseMode wanted, got version={version!r}, mode={mode!r}")
@@ -143,7 +144,9 @@ class Weights:
                 f"weight_update(version={version}): after the body, servers name other versions: {wrong}; "
                 f"the engine stays at version {self.recipe.gate.version}"
             )
-        if named and all(other is None for other in named.values()):
+        if not named:
+            _LOGGER.error("no server answers; weight version %d is taken at the trainer's word", version)
+        elif all(other is None for other in named.values()):
             _LOGGER.warning("no server names a weight version; %d is taken at the trainer's word", version)
         self.recipe.servers.require_version(version)
         await self._adopt(version)
@@ -152,7 +155,7 @@ class Weights:
     async def note(self, version: int) -> None:
         """The version changed without a window; see ``RolloutEngine.note_weight_version``."""
         self.fate.check()
-        if self._owner is not None:
+        if self._open is not None:
             raise trio.BusyResourceError(f"note_weight_version({version}): a weight update is under way")
         if not is_whole(version):
             raise TypeError(f"note_weight_version: a whole number wanted, got {version!r}")

@@ -7,6 +7,7 @@ import trio
 from trio_rollout import Cause, PauseMode, Retry, SamplingParams, SingleTurn, Status, Stop
 from trio_rollout._attempt import Finished, Unfinished, new_attempt
 from trio_rollout._core.failures import failure_of
+from trio_rollout.abc import Keep
 from trio_rollout.errors import RequestRejected, ServerLost
 from trio_rollout.sources import IterableSource
 from trio_rollout.testing import HANG, Fail, FakeServers, Say, prompts
@@ -300,3 +301,99 @@ async def test_an_attempt_that_is_cancelled_for_another_reason_logs_no_tasks(cap
         await trio.sleep(1)
         await w.engine.drain(grace=0)
     assert not [record for record in caplog.records if "has passed" in record.message]
+
+
+def _kept(scope_s=1):
+    """A generate function's helper that raises, later, a Cancelled of a scope that is long left."""
+
+    async def raise_it():
+        kept = None
+        with trio.move_on_after(scope_s):
+            try:
+                await trio.sleep_forever()
+            except trio.Cancelled as error:
+                kept = error
+                raise
+        raise kept
+
+    return raise_it
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+async def test_a_cancelled_that_user_code_kept_is_a_failure_and_no_group_comes_short(grouped):
+    """The rollouts' nursery would swallow it, and the group be delivered with what the siblings made."""
+    again = _kept()
+
+    async def generate(prompt, rollout):
+        turn = await rollout.generate(rollout.input)
+        if rollout.index == 1 and rollout.attempt == 1:
+            try:
+                await again()
+            except trio.Cancelled as error:
+                raise BaseExceptionGroup("kept", [error]) if grouped else error from None
+        return rollout.finish([turn])
+
+    async with world(2, generate=generate) as w:
+        groups = await take_all(w.engine)
+        assert [len(group.trajectories) for group in groups] == [2, 2]
+        assert [group.attempt for group in groups] == [2, 2]
+        assert w.engine.statistics().requeues[Cause.ERROR] == 2
+        (row,) = (await w.engine.evaluate(IterableSource(prompts(1, prefix="e")), samples_per_prompt=1))[0].trajectories
+        assert row.status is Status.COMPLETED
+
+
+@pytest.mark.parametrize("where", ["reward", "group_reward", "group_filter"])
+async def test_a_cancelled_that_a_scorer_kept_is_its_failure(where):
+    again = _kept()
+    calls = []
+
+    async def score(it):
+        calls.append(it)
+        if len(calls) == 1:
+            await again()
+        return {"reward": 1.0, "group_reward": [1.0, 1.0], "group_filter": Keep()}[where]
+
+    how = {"reward": None, where: score, "deadlines": {"group": None}}
+    async with world(1, **how) as w:
+        (group,) = await take_all(w.engine)
+    assert group.attempt == 1  # the scorer alone ran again
+
+
+async def test_a_refusal_out_of_a_nursery_of_user_code_is_final_and_in_the_servers_words():
+    async def generate(prompt, rollout):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rollout.generate, rollout.input)
+
+    plan = lambda *_: Fail(RequestRejected("too long, says the server", status=400))
+    async with world(2, generate=generate, plan=plan) as w:
+        assert await take_all(w.engine) == []
+        reports = w.engine.quarantined()
+    assert [(report.attempts, report.error.type, report.error.message) for report in reports] == [
+        (1, "RequestRejected", "too long, says the server")
+    ] * 2
+
+
+async def test_of_a_group_of_failures_each_is_named():
+    async def generate(prompt, rollout):
+        raise ExceptionGroup("two", [ValueError("this"), ExceptionGroup("inner", [KeyError("that")])])
+
+    async with world(1, generate=generate) as w:
+        assert await take_all(w.engine) == []
+        (report,) = w.engine.quarantined()
+    assert "ValueError: this" in report.error.message
+    assert "KeyError: 'that'" in report.error.message
+
+
+async def test_an_exception_whose_text_cannot_be_had_is_recorded_all_the_same():
+    class Bad(Exception):
+        def __str__(self):
+            raise ValueError("no text")
+
+    async def generate(prompt, rollout):
+        raise Bad
+
+    async with world(1, generate=generate) as w:
+        assert await take_all(w.engine) == []
+        (report,) = w.engine.quarantined()
+    assert (report.error.type, report.cause) == (Bad.__qualname__, Cause.ERROR)
+    assert "__str__ raised ValueError" in report.error.message

@@ -4,7 +4,7 @@ import pytest
 import trio
 
 from trio_rollout import Cause, Retry, Status, Stop
-from trio_rollout.errors import EndOfData, EngineClosed, RolloutError
+from trio_rollout.errors import EndOfData, EngineClosed, RolloutError, SourceError
 from trio_rollout.testing import HANG, Fail, FakeServers, Say
 
 from .conftest import take_all, world
@@ -186,6 +186,21 @@ async def test_a_broken_source_reaches_the_consumer_at_once():
         with pytest.raises(RolloutError, match="disk gone") as caught:
             await w.engine.next_batch(1)
         assert isinstance(caught.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize("error", [EndOfData("mine"), EngineClosed("mine")])
+async def test_a_source_that_raises_what_ends_a_run_has_failed_all_the_same(error):
+    class Odd:
+        async def take(self, count):
+            await trio.sleep(1)
+            raise error
+
+        def state(self):
+            return {}
+
+    async with world(source=Odd()) as w:
+        with pytest.raises(SourceError, match="mine"):
+            await take_all(w.engine)
 
 
 async def test_a_failure_that_nobody_was_told_is_raised_on_leaving():

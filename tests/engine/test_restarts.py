@@ -8,12 +8,12 @@ import attrs
 import pytest
 import trio
 
-from trio_rollout import Cause, Drop, Keep
+from trio_rollout import Batch, Cause, Drop, EngineSettings, Keep, SamplingParams, SingleTurn
 from trio_rollout._threads import run_inline
 from trio_rollout.errors import LedgerError, RolloutError
 from trio_rollout.ledger import open_ledger
 from trio_rollout.sources import IterableSource, JsonlSource
-from trio_rollout.testing import HANG, Fail, FakeServers, Say, prompts
+from trio_rollout.testing import HANG, Fail, FakeServers, Say, SimWorld, prompts
 from trio_rollout.testing._simdisk import SimDisk, disk_full_from
 from trio_rollout.testing._simio import SimIO
 
@@ -281,3 +281,45 @@ async def test_a_group_that_cannot_be_stored_is_quarantined_and_the_run_goes_on(
         (report,) = w.engine.quarantined()
     assert report.id.prompt == "p3"
     assert "lock" in report.error.message
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("other", ["ack", "restore", "next"])
+def test_groups_change_hands_one_change_at_a_time(other, seed):
+    """Two calls that would move the same groups, while a ledger writes: the later one sees the first as a whole."""
+
+    async def scenario(world):
+        servers, refused = FakeServers(), []
+        async with (
+            world.open_ledger() as ledger,
+            world.open_engine(
+                IterableSource(prompts(8)),
+                SingleTurn(SamplingParams(max_new_tokens=4)),
+                servers=servers,
+                ledger=ledger,
+                settings=EngineSettings(samples_per_prompt=1, max_running=4),
+            ) as engine,
+        ):
+            batch = await engine.next_batch(2)
+            got = [batch]
+
+            async def attempted(call, *args):
+                try:
+                    result = await call(*args)
+                except RolloutError as error:
+                    refused.append(error)
+                else:
+                    got.extend([result] if isinstance(result, Batch) else [])
+
+            call = {"ack": (batch.ack,), "restore": (engine.restore, -1), "next": (engine.next_batch, 2)}[other]
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(attempted, *((engine.restore, -1) if other == "next" else (batch.ack,)))
+                nursery.start_soon(attempted, *call)
+            got.extend([later async for later in engine.batches(2)])
+            for held in got:
+                await attempted(held.ack)
+            counts = engine.statistics()
+            assert (counts.acked, counts.delivered) == (8, 0), [type(error) for error in refused]
+            assert all(type(error) is RolloutError for error in refused)
+
+    SimWorld(seed=seed).run(scenario)

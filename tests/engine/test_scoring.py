@@ -89,7 +89,7 @@ async def test_a_scorer_that_fails_is_heard_of_at_each_try(caplog):
     async with world(1, reward=reward) as w:
         assert await take_all(w.engine) == []
         (report,) = w.engine.quarantined()
-    tries = [record for record in caplog.records if "reward: try" in record.message]
+    tries = [record for record in caplog.records if ": try " in record.message]
     assert len(tries) >= 2
     assert "lenght" in tries[0].message
     assert any(f"{report.id} is quarantined" in record.message for record in caplog.records)

@@ -5,7 +5,8 @@ import trio
 
 from trio_rollout import Cause, PauseMode
 from trio_rollout.errors import ServerError
-from trio_rollout.testing import FakeServers, Say
+from trio_rollout.sources import IterableSource
+from trio_rollout.testing import FakeServers, Say, prompts
 
 from .conftest import take_all, world
 
@@ -242,3 +243,44 @@ async def test_a_call_that_ignores_the_pause_does_not_hold_the_window():
             w.servers.set_version(1)
         assert len(await take_all(w.engine)) == 2
         assert w.engine.statistics().requeues[Cause.WEIGHT_UPDATE] == 2
+
+
+async def test_what_ran_before_the_window_may_wait_through_it_though_its_owner_started_it():
+    """A periodic evaluation beside the training loop, in the loop's own nursery."""
+    found = []
+    async with world(4) as w, trio.open_nursery() as nursery:
+
+        async def evaluate(started):
+            started.set()
+            await trio.sleep(1)
+            found.extend(await w.engine.evaluate(IterableSource(prompts(1, prefix="e"))))
+            found.extend((await w.engine.next_batch(1)).groups)
+
+        started = trio.Event()
+        nursery.start_soon(evaluate, started)
+        await started.wait()
+        async with w.engine.weight_update(version=1):
+            w.servers.set_version(1)
+            await trio.sleep(5)
+    assert len(found) == 2
+
+
+async def test_what_a_windows_body_starts_is_inside_it():
+    async with world(4) as w:
+        async with w.engine.weight_update(version=1):
+            w.servers.set_version(1)
+            with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="weight_update block")):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(w.engine.next_batch, 4)
+        await take_all(w.engine)
+
+
+async def test_a_window_with_no_server_left_says_so(caplog):
+    class Gone(FakeServers):
+        async def versions(self):
+            await trio.lowlevel.checkpoint()
+            return {}
+
+    async with world(2, servers=Gone()) as w, w.engine.weight_update(version=1):
+        pass
+    assert "no server answers" in caplog.text
