@@ -169,6 +169,28 @@ class Unspeakable(StopIteration):
         raise ValueError
 
 
+@pytest.mark.parametrize("error", [None, ValueError("x")])
+def test_a_host_s_callback_that_raises_costs_the_engine_nothing(thread, caplog, error):
+    """The library lets such a class through, into the engine's thread."""
+
+    def leave(_future):
+        raise SystemExit(9)
+
+    release = threading.Event()
+
+    async def wait():
+        await trio.to_thread.run_sync(release.wait)
+        if error is not None:
+            raise error
+
+    future = thread.submit(wait)
+    future.add_done_callback(leave)
+    release.set()
+    assert future.exception(10) is error
+    assert thread.call(thread.value.add, 1) == 1
+    assert "a callback on the answer of" in caplog.text
+
+
 def test_an_error_without_a_repr_is_told_all_the_same(thread):
     def fail():
         raise Unspeakable

@@ -43,7 +43,7 @@ class Generate:
         try:
             trajectory = trajectory_of(made, prompt, rollout.index)
         except ServerLost as lost:
-            await self.aborts.note(lost)
+            await self.aborts.note(lost)  # noqa: ASYNC120  a cancellation may win
             raise
         self.aborts.forget()
         return trajectory

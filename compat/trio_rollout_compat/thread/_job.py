@@ -2,14 +2,17 @@
 
 import concurrent.futures
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, final
+from typing import Any, Final, final
 
 import attrs
 import trio
 
 from ..bridge._call import name_of
-from ..bridge._errors import apart, portable
+from ..bridge._errors import apart, described, portable
+
+_log: Final = logging.getLogger("trio_rollout.compat")
 
 
 @final
@@ -50,11 +53,15 @@ class Job:
 
     def settle(self, value: Any = None, *, error: BaseException | None = None) -> None:
         """Give the answer, unless the host has given it up."""
-        with contextlib.suppress(concurrent.futures.InvalidStateError):
+        try:
             if error is None:
                 self.answer.set_result(value)
             else:
                 self.answer.set_exception(error)
+        except concurrent.futures.InvalidStateError:
+            pass
+        except BaseException as raised:  # ruff: ignore[blind-except]  # noqa: ASYNC103  no cancellation comes here
+            _log.error("a callback on the answer of %s raised %s", self.name, described(raised))  # noqa: ASYNC104
 
     def finish(self) -> None:
         """Nothing of it runs any more, or nobody waits for that any more."""
