@@ -2,6 +2,7 @@
 
 import errno
 import os
+import random
 import resource
 import socket
 import time
@@ -10,7 +11,16 @@ from contextlib import suppress
 import pytest
 import trio
 
-from trio_rollout.tools import ExecLimits, Leftovers, SpawnError, StopKind, SupervisorLost, open_rollout_tools
+from trio_rollout.errors import ToolError
+from trio_rollout.tools import (
+    ExecLimits,
+    Leftovers,
+    LocalSandboxes,
+    SpawnError,
+    StopKind,
+    SupervisorLost,
+    open_rollout_tools,
+)
 from trio_rollout.tools._supervisor_main import fork_keeper
 
 KEEPER = "$PPID"
@@ -57,6 +67,44 @@ async def test_one_that_stops_them_without_end_does_not_outlive_the_rollout(proc
     for pid in processes.marked():
         await processes.wait_gone(pid)
     assert processes.children() == 0
+
+
+HOSTILE = [
+    f"kill -STOP {KEEPER}; sleep 600",
+    f"kill -STOP {SUPERVISOR}; sleep 600",
+    f"kill -STOP {KEEPER} {SUPERVISOR}; setsid sleep 600 & sleep 600",
+    f"kill -9 {KEEPER}; sleep 600",
+    f"kill -STOP {SUPERVISOR}; kill -9 {KEEPER}; setsid sleep 600",
+    f"setsid sh -c 'while :; do kill -STOP {KEEPER}; done' & sleep 600",
+    f"setsid sleep 600 & kill -9 {SUPERVISOR}; sleep 600",
+    "setsid sleep 600 & exit 0",
+]
+
+
+async def hostile_rollout(draw, provider):
+    """Three hostile commands, captured, in a session and in a sandbox; often cancelled somewhere."""
+    with trio.move_on_after(draw.choice([0.1, 0.5, 1.0, 60])):
+        async with open_rollout_tools(limits=ExecLimits(teardown=60)) as tools:
+            with suppress(ToolError):
+                keep = draw.choice([Leftovers.KILL, Leftovers.KEEP])
+                await tools.run_captured(sh(draw.choice(HOSTILE)), timeout=0.3, leftovers=keep)
+            with suppress(ToolError):
+                async with tools.open_sessions() as sessions:
+                    await sessions.exec_command(sh(draw.choice(HOSTILE)), call_id="c", yield_time=0.3)
+            with suppress(ToolError):
+                async with tools.open_sandbox(provider) as sandbox:
+                    await sandbox.exec(sh(draw.choice(HOSTILE)), timeout=0.3)
+
+
+async def test_hostile_rollouts_leave_nothing_wherever_they_are_cancelled(processes, tmp_path):
+    provider, before = LocalSandboxes(tmp_path / "boxes"), processes.descriptors()
+    async with trio.open_nursery() as nursery:
+        for seed in range(8):
+            nursery.start_soon(hostile_rollout, random.Random(seed), provider)
+    for pid in processes.marked():
+        await processes.wait_gone(pid)
+
+    assert (processes.children(), processes.descriptors(), provider.counts.leaked) == (0, before, 0)
 
 
 async def test_a_stopped_supervisor_goes_on_when_it_is_asked_for_something(tools):
