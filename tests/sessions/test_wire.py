@@ -9,6 +9,12 @@ import httpx
 import pytest
 import trio
 
+from trio_rollout import Prompt, SamplingParams
+from trio_rollout.sessions import open_gateway
+from trio_rollout.testing import FakeServers, Say
+from trio_rollout.tiny import DATA
+
+from .rooms import Alone, NoParser
 from .test_http_faults import HELLO, ask, connected, raw_request, until
 
 ANTHROPIC = {"anthropic-version": "2023-06-01"}
@@ -140,6 +146,26 @@ async def test_a_packed_body_is_refused_by_name(run_agent_once):
         assert (await ask(session)).status_code == 200
 
     assert (await run_agent_once(agent)).turns == 1
+
+
+async def test_a_connection_on_which_nothing_is_asked_is_closed(autojump_clock):
+    """Ten minutes after it was opened, or after its last answer; never while one is being made."""
+    servers = FakeServers(plan=lambda number, prompt: Say(seconds=2000))
+    async with open_gateway(servers, tokenizer=DATA, parser=NoParser()) as gateway:
+        opened = gateway.open_session(Alone(servers), prompt=Prompt(id="p", text="x"), sampling=SamplingParams())
+        async with opened as session:
+            silent = await connected(session)
+            assert await silent.receive_some() == b""
+            assert trio.current_time() == 600
+            asking, answer = await connected(session), b""
+            await asking.send_all(raw_request(session, HELLO))
+            while got := await asking.receive_some():
+                answer += got
+                times = trio.current_time()
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert (times, trio.current_time()) == (2600, 3200)
+            await silent.aclose()
+            await asking.aclose()
 
 
 @pytest.mark.parametrize("kind", ["chunked", "HTTP/1.0", "expect", "pipelined"])
