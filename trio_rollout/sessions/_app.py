@@ -169,7 +169,7 @@ class App:
 
 def _card(name: str) -> dict[str, object]:
     """A model as OpenAI's and as Anthropic's clients know it."""
-    openai = {"id": name, "object": "model", "created": 0, "owned_by": "trio_rollout"}
+    openai: dict[str, object] = {"id": name, "object": "model", "created": 0, "owned_by": "trio_rollout"}
     return openai | {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
 
