@@ -6,7 +6,9 @@ README.md between its two marks is written anew from all JSON of full runs that 
 """
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -60,10 +62,16 @@ def run_one(name: str, *, quick: bool, out: Path, rounds: int | None) -> Ended:
     BUILD.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILD) as directory:  # on a disk, which /tmp may not be
         command += ["--dir", directory] if name == "commit" else []
-        try:
-            code = subprocess.run(command, timeout=limit, check=False).returncode
-        except subprocess.TimeoutExpired:
-            return Ended(name, time.monotonic() - begun, f"no end within {limit:.0f} s")
+        # A session of its own, so that its fake server and its clients can be ended with it.
+        with subprocess.Popen(command, start_new_session=True) as process:
+            try:
+                code = process.wait(limit)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                return Ended(name, time.monotonic() - begun, f"no end within {limit:.0f} s")
+            except BaseException:  # Ctrl-C does not reach that session
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
     return Ended(name, time.monotonic() - begun, f"exit code {code}" if code else None)
 
 
