@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import gc
 import threading
 from contextlib import asynccontextmanager
 
@@ -554,7 +555,7 @@ def test_asyncio_hosts_open_it_without_a_thread_that_waits():
     asyncio.run(host())
 
 
-def test_an_asyncio_host_that_is_cancelled_gives_the_start_up():
+def test_an_asyncio_host_that_is_cancelled_gives_the_start_up(caplog):
     cleaned = []
 
     @asynccontextmanager
@@ -580,6 +581,8 @@ def test_an_asyncio_host_that_is_cancelled_gives_the_start_up():
     with pytest.raises(EngineStuck, match=r"not ready after 0.01 s"):
         asyncio.run(patient())
     assert len(cleaned) == 2
+    gc.collect()
+    assert not caplog.records  # no future whose exception nobody has seen
 
 
 def test_what_an_asyncio_host_s_engine_died_of_is_told():

@@ -95,7 +95,9 @@ class EngineThread(Generic[V]):
 
         """
         self._begin()
-        await asyncio.wait([asyncio.wrap_future(self._life.ready)], timeout=timeout)
+        ready = asyncio.wrap_future(self._life.ready)
+        ready.add_done_callback(_looked_at)
+        await asyncio.wait([ready], timeout=timeout)
         return self._begun(timeout)
 
     def _begin(self) -> None:
@@ -254,3 +256,9 @@ class EngineThread(Generic[V]):
             self.close(timeout=self.grace)
         except EngineStuck as error:
             self._life.abandon(error)
+
+
+def _looked_at(future: "asyncio.Future[Any]") -> None:
+    """Or asyncio complains of a failed start that nobody waits for any more."""
+    if not future.cancelled():
+        future.exception()
