@@ -176,6 +176,7 @@ async def test_the_rollouts_temperature_wins(run_agent_once, open_stage):
         ({"messages": [{"role": "user", "content": "x"}], "stop": ""}, "stop"),
         ({"messages": [{"role": "user", "content": "x"}], "stop": ["a", ""], "stream": True}, "stop"),
         ({"messages": [{"role": "user", "content": "x"}], "temperature": -1}, "temperature"),
+        ({"messages": [{"role": "user", "content": "x"}], "temperature": 1e300}, "allowed: 0 to 2"),
         ({"messages": [{"role": "user", "content": "x"}], "top_p": 7}, "top_p"),
         ({"messages": [{"role": "user", "content": "x"}], "logprobs": True}, "logprobs"),
     ],

@@ -1,7 +1,7 @@
 """Sampling one turn of a session: messages to ids, the context budget, the model, its parsers, the record."""
 
 from collections import Counter
-from typing import final
+from typing import Final, final
 
 import attrs
 import numpy as np
@@ -22,6 +22,9 @@ from ._reveal import Reveal
 from ._settings import GatewaySettings
 from ._turn import SessionTurn
 from ._values import Answer, ChatRequest, Context, Finish, Message, ToolUse
+
+# The APIs' own limit. What is far above it is no number to a server that computes in float32.
+_HOTTEST: Final = 2
 
 
 @final
@@ -107,6 +110,8 @@ class Sampler:
         )
         if not self.settings.agents_choose_temperature:
             return chosen
+        if request.temperature is not None and request.temperature > _HOTTEST:
+            raise Refusal(400, f"temperature: got {request.temperature}, allowed: 0 to {_HOTTEST}")
         try:
             return attrs.evolve(
                 chosen,
