@@ -43,7 +43,7 @@ def open_any(backend: str, request: pytest.FixtureRequest) -> OpenBridge:
     @asynccontextmanager
     async def opened(**settings: Any) -> AsyncGenerator[Bridge]:
         async with open_bridge(
-            backend, loop=loop, settings=BridgeSettings(**{"again": 0.02, "grace": 20.0, **settings})
+            backend, loop=loop, settings=BridgeSettings(**{"again": 0.02, "grace": 20.0, "slow_step": 60.0, **settings})
         ) as bridge:
             yield bridge
 

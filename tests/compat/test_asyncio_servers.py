@@ -12,7 +12,7 @@ import uvloop
 from trio_rollout import PauseMode, SamplingParams, Stop
 from trio_rollout.errors import RequestRejected, ServerLost
 from trio_rollout.testing import Fault, Reply, Run, open_fake_sglang
-from trio_rollout_compat import Answer, aiohttp_client, httpx_client, open_asyncio_servers, open_bridge
+from trio_rollout_compat import Answer, BridgeSettings, aiohttp_client, httpx_client, open_asyncio_servers, open_bridge
 
 
 async def raw_client(method, url, headers, body):
@@ -42,7 +42,8 @@ def libuv():
 async def bridge(request, libuv):
     """A loop of each kind on a thread. A client's pool lives longer than its calls, and nobody is blamed for that."""
     factory = uvloop.new_event_loop if request.param == "uvloop" else None
-    async with open_bridge("thread", loop_factory=factory) as bridge:
+    settings = BridgeSettings(slow_step=60)  # on a busy machine an import takes seconds
+    async with open_bridge("thread", loop_factory=factory, settings=settings) as bridge:
         yield bridge
         assert not bridge.statistics().offences
 

@@ -445,6 +445,41 @@ def test_started_from_many_threads_at_once_it_starts_once(monkeypatch):
     thread.close()
 
 
+def test_an_exit_by_a_signal_as_the_thread_starts_is_no_reason_to_leave_it_running(monkeypatch):
+    cleaned, reached = [], threading.Event()
+    real = threading.Thread.start
+
+    @asynccontextmanager
+    async def slow():
+        reached.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            cleaned.append(1)
+        yield
+
+    def start(self):
+        real(self)
+        if self.name == "trio-rollout engine":
+            reached.wait()
+            raise SystemExit(143)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(SystemExit), open_engine_thread(slow):
+        raise AssertionError
+    assert cleaned
+
+
+def test_where_no_thread_can_be_started_there_is_nothing_to_close(monkeypatch):
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="can't start"), open_engine_thread(lifespan, grace=5):
+            raise AssertionError
+
+
 def test_closing_ends_the_calls_under_way():
     thread = EngineThread(lifespan).start()
     reached = threading.Event()

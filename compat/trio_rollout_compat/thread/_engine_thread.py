@@ -107,8 +107,14 @@ class EngineThread(Generic[V]):
                 raise self._life.closed("start")
             if not self._started:
                 call_at_exit(self._close_at_exit)
-                self._thread.start()
-                self._started = True
+                self._started = (
+                    True  # before it is: a signal's exception may come out of ``start`` when the thread runs already
+                )
+                try:
+                    self._thread.start()
+                except RuntimeError:  # no thread can be started
+                    self._started = False
+                    raise
 
     def _begun(self, timeout: float | None) -> Self:
         if not self._life.ready.done():
