@@ -58,7 +58,8 @@ Outcome: TypeAlias = Finished | Dropped | Unfinished
 class Attempt:
     """Identity, scope and fate of one try at a group.
 
-    ``generating`` counts its rollouts that still sample; ``begun`` is the weight version its first request was sent under.
+    ``generating`` counts its rollouts that still sample; ``begun`` is the weight version its first request was sent under;
+    ``in_vain``: how often in a row a turn went on after an interruption and got no token.
     """
 
     id: GroupId
@@ -67,6 +68,7 @@ class Attempt:
     generating: int
     scope: trio.CancelScope
     new_tokens: int = attrs.field(default=0, init=False)
+    in_vain: int = attrs.field(default=0, init=False)
     begun: int | None = attrs.field(default=None, init=False)
     _end: Unfinished | None = attrs.field(default=None, init=False)
     _claimed: bool = attrs.field(default=False, init=False)

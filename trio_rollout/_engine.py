@@ -23,6 +23,8 @@ from ._parts import Parts, assemble
 from ._ports import Ports
 from ._recipe import Recipe
 from ._service import is_cancellation, open_service
+from ._signal import StateChange
+from ._slots import Slots
 from ._weights import WeightUpdate
 from .abc import Gateway, Generate, GroupFilter, GroupReward, InferenceServers, Instrument, Ledger, Reward, Source
 from .errors import EndOfData, EngineClosed
@@ -39,7 +41,7 @@ class RolloutEngine:
 
     _parts: Parts
     _before: ServerStatistics
-    _evaluation_limit: trio.CapacityLimiter
+    _evaluation_slots: Slots
     _closed: bool = attrs.field(default=False, init=False)
 
     async def next_batch(self, size: int) -> Batch:
@@ -130,7 +132,7 @@ class RolloutEngine:
             recipe=evaluation_recipe(parts.recipe, generate, samples_per_prompt),
             fate=parts.fate,
             live=parts.weights.evaluations,
-            groups_at_once=self._evaluation_limit,
+            slots=self._evaluation_slots,
             samples=samples_per_prompt,
         )
         return await evaluation.run(source)
@@ -212,9 +214,12 @@ class RolloutEngine:
         """Drain within ``Deadlines.drain``: with no grace when the body failed, or when nobody can get the results."""
         deadlines = self._parts.recipe.settings.deadlines
         grace = deadlines.drain - deadlines.abort if error is None and self._parts.record.ledger is not None else 0.0
+        self._parts.fate.close()
         with trio.move_on_after(deadlines.drain):
             await self._parts.pool.drain(grace, Cause.CANCELLED if is_cancellation(error) else Cause.SHUTDOWN)
             await self._parts.pool.give_back(self._parts.delivery.give_up_ready())
+            evaluations = self._parts.weights.evaluations
+            await evaluations.changed.wait_until(lambda: not len(evaluations))
         self._closed = True
 
 
@@ -234,11 +239,6 @@ class Batches:
             return await self._engine.next_batch(self._size)
         except (EndOfData, EngineClosed):
             raise StopAsyncIteration from None
-
-
-def _evaluation_limit(settings: EngineSettings) -> trio.CapacityLimiter:
-    """As many groups at once as production may run, in slots of its own."""
-    return trio.CapacityLimiter(max(1, settings.max_running // settings.samples_per_prompt))
 
 
 @asynccontextmanager
@@ -278,7 +278,7 @@ async def open_rollout_engine(
         gateway=gateway,
     )
     parts = await assemble(source, recipe, ledger, instruments)
-    engine = RolloutEngine(parts, recipe.servers.statistics(), _evaluation_limit(settings))
+    engine = RolloutEngine(parts, recipe.servers.statistics(), Slots(settings.max_running, StateChange()))
     async with open_service(parts.pool.serve, engine._leave):
         yield engine
     parts.fate.check()

@@ -18,10 +18,9 @@ from ._fate import Fate
 from ._group import run_attempt
 from ._live import LiveAttempts
 from ._recipe import Recipe
-from ._signal import StateChange
 from ._slots import Slots
 from .abc import Generate, Source
-from .errors import ServerError, SourceError
+from .errors import EngineClosed, ServerError, SourceError
 
 _AT_ONCE = 64
 """How many prompts are taken from the source in one call."""
@@ -35,7 +34,7 @@ class Evaluation:
     recipe: Recipe
     fate: Fate
     live: LiveAttempts
-    groups_at_once: trio.CapacityLimiter
+    slots: Slots
     samples: int
     _groups: dict[GroupId, Group | None] = attrs.field(factory=dict, init=False)
 
@@ -43,6 +42,7 @@ class Evaluation:
         """Evaluate every prompt of the source.
 
         Raises:
+          EngineClosed: the engine's block was left meanwhile.
           ServerError: it could go on only after a weight update.
           Exception: the engine's own failure, as soon as it happens; whatever the source raises, as it is.
         """
@@ -77,12 +77,15 @@ class Evaluation:
         self._groups[prompt.group_id] = None
 
     async def _give_up_with_engine(self, work: trio.CancelScope) -> None:
-        await self.fate.changed.wait_until(lambda: self.fate.error is not None or self.fate.obstacle is not None)
-        work.cancel(reason="the engine failed, or cannot go on before a weight update")
+        fate = self.fate
+        await fate.changed.wait_until(lambda: fate.error is not None or fate.obstacle is not None or fate.closing)
+        work.cancel(reason="the engine failed, cannot go on before a weight update, or is left")
 
     def _say_why(self) -> NoReturn:
         if self.fate.error is not None:
             self.fate.tell(self.fate.error)
+        if self.fate.closing:
+            raise EngineClosed("evaluate: the engine's block was left")
         raise ServerError(f"evaluate: {self.fate.obstacle}")
 
     async def _one(self, prompt: Prompt) -> None:
@@ -109,11 +112,13 @@ class Evaluation:
             await wait_s(retry_wait_s(verdict.backoff, retry=retry, rng=self.recipe.ports.random))
 
     async def _attempt(self, prompt: Prompt, number: int) -> tuple[Outcome, int]:
-        async with self.groups_at_once:
+        slots = self.slots
+        wanted = min(self.samples, slots.total)  # more samples than slots run at once too, when nothing else does
+        await slots.changed.wait_until(lambda: slots.free >= wanted)
+        with slots.claim(wanted) as lease:
             await self.recipe.gate.wait()
             attempt = new_attempt(prompt, number, rollouts=self.samples, seconds=self.recipe.settings.deadlines.group)
-            lease = Slots(total=self.samples, changed=StateChange()).claim(self.samples)
-            with self.live.holding(attempt), lease:
+            with self.live.holding(attempt):
                 return await run_attempt(attempt, self.recipe, lease), attempt.new_tokens
 
     def _failed(self, prompt: Prompt, number: int, outcome: Unfinished) -> Group:

@@ -14,12 +14,16 @@ from ._signal import StateChange
 @final
 @attrs.define(eq=False, repr=False)
 class Fate:
-    """Whether the engine has failed, and whether its user knows. ``obstacle``: what only its user can remove."""
+    """Whether the engine has failed, and whether its user knows. ``obstacle``: what only its user can remove.
+
+    ``closing``: its block is being left.
+    """
 
     changed: StateChange
     error: Exception | None = attrs.field(default=None, init=False)
     told: bool = attrs.field(default=False, init=False)
     obstacle: str | None = attrs.field(default=None, init=False)
+    closing: bool = attrs.field(default=False, init=False)
 
     def fail(self, error: Exception) -> None:
         """Store a failure and wake everybody who waits for something that cannot come now."""
@@ -30,6 +34,11 @@ class Fate:
     def obstruct(self, obstacle: str | None) -> None:
         """Nothing goes on until the user has done something, or again (None); wake everybody who waits."""
         self.obstacle = obstacle
+        self.changed.notify()
+
+    def close(self) -> None:
+        """The engine's block is being left; wake everybody who waits for what it will not do any more."""
+        self.closing = True
         self.changed.notify()
 
     def check(self) -> None:

@@ -8,7 +8,7 @@ import attrs
 
 from ._core.book import Entry
 from ._core.settings import Discard, Staleness
-from ._core.staleness import Flow, discards, is_due, is_too_old, pace_room, paces
+from ._core.staleness import Flow, is_due, is_too_old, pace_room, paces
 from ._gate import Gate
 from ._instruments import Instruments
 from ._live import LiveAttempts
@@ -66,8 +66,8 @@ class Freshness:
         return sum(is_due(attempt.begun, self.gate.version, self.staleness) for attempt in self.live.all())
 
     def too_old(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Those that Discard will not have delivered."""
-        if not discards(self.staleness):
+        """Those that must not be delivered any more."""
+        if self.staleness.max_versions is None:
             return []
         newest = self.gate.version
         return [
@@ -91,7 +91,7 @@ class Freshness:
 
     def hopeless_at(self, begun: int | None) -> bool:
         """Whether a running group that began under this version would be discarded anyway."""
-        return discards(self.staleness) and is_too_old(begun, self.gate.version, self.staleness)
+        return is_too_old(begun, self.gate.version, self.staleness)
 
 
 def _oldest(entry: Entry) -> float:

@@ -6,6 +6,8 @@ bounded number per tick of the event loop, because 2,000 requests encoded in one
 """
 
 import math
+from collections.abc import Generator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self, final
 
@@ -20,12 +22,16 @@ WAKE_PER_TICK = 64
 
 @attrs.define(eq=False)
 class Clock:
-    """A scope with a time limit that stands still while the gate is closed. It ticks for the length of a ``with`` block."""
+    """A scope with a time limit that ticks for the length of a ``with`` block, while nobody holds it.
+
+    The gate holds it while it is closed, and so does who waits for a server: what cannot be sent cannot be answered in time.
+    """
 
     gate: "Gate"
     limit: float
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     _remaining: float | None = attrs.field(default=None, init=False)
+    _holders: int = attrs.field(default=0, init=False)
 
     def __enter__(self) -> Self:
         if not self.gate.is_open:
@@ -52,14 +58,16 @@ class Clock:
             self._remaining = self.limit
 
     def stop(self) -> None:
-        """Stand still."""
+        """Stand still until as many calls of ``go`` have come as of this."""
+        self._holders += 1
         if self._remaining is None:
             self._remaining = self.scope.deadline - trio.current_time()
             self.scope.deadline = math.inf
 
     def go(self) -> None:
-        """Go on with what was left."""
-        if self._remaining is not None:
+        """Go on with what was left, unless another holds it still."""
+        self._holders -= 1
+        if self._remaining is not None and not self._holders:
             self.scope.deadline = trio.current_time() + self._remaining
             self._remaining = None
 
@@ -144,6 +152,19 @@ class Gate:
         for passage in self._inside:
             passage.interrupted = True
             passage.scope.cancel(reason="weight update")
+
+
+@contextmanager
+def standing_still(*clocks: Clock | None) -> Generator[None]:
+    """Stop these clocks for the block."""
+    held = [clock for clock in clocks if clock is not None]
+    for clock in held:
+        clock.stop()
+    try:
+        yield
+    finally:
+        for clock in held:
+            clock.go()
 
 
 def limit_of(seconds: float | None) -> float:

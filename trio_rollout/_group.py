@@ -4,7 +4,7 @@ The first failure ends the attempt and so cancels the siblings; nothing of an at
 """
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 
 import attrs
 import trio
@@ -12,7 +12,7 @@ import trio
 from ._attempt import UNWANTED, Attempt, Dropped, Finished, Outcome, Result, Unfinished, is_unwanted
 from ._core.enums import Cause, Status
 from ._core.values import Group, Trajectory
-from ._gate import deadline_after, limit_of
+from ._gate import Clock, deadline_after, limit_of
 from ._recipe import Recipe, untouched
 from ._rollout import RolloutHandle
 from ._scoring import group_scored, reward_of, verdict_on
@@ -113,29 +113,26 @@ def _made(attempt: Attempt, recipe: Recipe, index: int, deadline: float) -> Awai
     """What the generate function returned, watched for progress if there is a limit to its absence."""
     end = min(deadline, attempt.deadline)
     if limit_of(recipe.settings.deadlines.no_progress) == math.inf:
-        return _generated(attempt, recipe, index, end, _nothing)
+        return _generated(attempt, recipe, index, end, None)
     return _watched(attempt, recipe, index, end)
 
 
 async def _watched(attempt: Attempt, recipe: Recipe, index: int, end: float) -> object:
     limit = recipe.settings.deadlines.no_progress
     with recipe.gate.clock(limit) as clock, clock.scope:
-        return await _generated(attempt, recipe, index, end, clock.wind)
+        return await _generated(attempt, recipe, index, end, clock)
     raise await attempt.give_up(Cause.NO_PROGRESS, f"rollout {index}: nothing new for {limit} s")
 
 
-async def _generated(attempt: Attempt, recipe: Recipe, index: int, end: float, moved: Callable[[], None]) -> object:
+async def _generated(attempt: Attempt, recipe: Recipe, index: int, end: float, progress: Clock | None) -> object:
     prompt = untouched(attempt.prompt)
-    rollout = RolloutHandle(attempt, recipe, prompt, index, end, moved)
+    rollout = RolloutHandle(attempt, recipe, prompt, index, end, progress)
     try:
         return await recipe.generate(prompt, rollout)
     finally:
+        rollout.is_over = True
         if rollout.opened_tools is not None:
             await rollout.opened_tools.aclose()  # noqa: ASYNC102  it shields and bounds itself
-
-
-def _nothing() -> None:
-    """For rollouts that nobody watches."""
 
 
 def _accepted(trajectory: object, attempt: Attempt, index: int) -> Trajectory:

@@ -190,7 +190,7 @@ class Pool:
             outcome.cause,
             hopeless=outcome.hopeless,
             attempts=entry.attempts,
-            free=entry.free,
+            free=entry.free + attempt.in_vain,
             new_tokens=attempt.new_tokens,
             retry=retry,
         )

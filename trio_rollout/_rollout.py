@@ -1,6 +1,6 @@
 """The rollout handle: a generate function's only door to the outside; and the stock generate function."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, final
@@ -13,6 +13,7 @@ from ._core.sampling import SamplingParams
 from ._core.segments import segments_of, status_of
 from ._core.turns import no_room
 from ._core.values import Prompt, Trajectory, Turn
+from ._gate import Clock
 from ._recipe import Recipe
 from ._turn import sample_turn
 from .abc import ModelInput, OnTokens, Rollout, Session
@@ -34,10 +35,12 @@ class RolloutHandle:
     _prompt: Prompt
     index: int
     deadline: float
-    _moved: Callable[[], None]
+    _progress: Clock | None
     opened_tools: "RolloutTools | None" = attrs.field(default=None, init=False)
     """Its tools, once it has asked for them: most rollouts run no command, and pay for none."""
     _turns: int = attrs.field(default=0, init=False)
+    is_over: bool = attrs.field(default=False, init=False)
+    """Its generate function has returned: whoever still has this handle can start nothing that nobody would end."""
 
     @property
     def attempt(self) -> int:
@@ -52,8 +55,11 @@ class RolloutHandle:
     @property
     def tools(self) -> "RolloutTools":
         """What this rollout may run; everything that is started with it dies when the generate function is over."""
+        self._refuse_if_over("tools")
         if self.opened_tools is None:
-            self.opened_tools = self._recipe.new_tools(deadline=self.deadline, on_output=self._moved)
+            self.opened_tools = self._recipe.new_tools(
+                deadline=self.deadline, on_output=_nothing if self._progress is None else self._progress.wind
+            )
         return self.opened_tools
 
     @property
@@ -81,6 +87,7 @@ class RolloutHandle:
           ServerError: the server answered with an error or with no answer. Both can be caught; uncaught they end the
             attempt. An interrupted turn raises nothing: the attempt is cancelled.
         """
+        self._refuse_if_over("generate")
         try:
             turn = await sample_turn(
                 self._attempt,
@@ -89,7 +96,7 @@ class RolloutHandle:
                 self._sampling(sampling),
                 affinity=f"{self._attempt.id}#{self.attempt}.{self.index}",
                 extra={**self._prompt.extra, **extra},
-                moved=self._moved,
+                progress=self._progress,
                 on_tokens=on_tokens,
             )
         except ContextFull:
@@ -105,9 +112,17 @@ class RolloutHandle:
         Raises:
           GenerateError: the engine was opened without a gateway.
         """
+        self._refuse_if_over("session")
         if self._recipe.gateway is None:
             raise GenerateError("rollout.session() needs a gateway: open_rollout_engine(..., gateway=...)")
         return self._recipe.gateway.open_session(self, prompt=self._prompt, sampling=self._sampling(sampling))
+
+    def _refuse_if_over(self, what: str) -> None:
+        if self.is_over:
+            raise GenerateError(
+                f"rollout.{what}: group {self._attempt.id}, attempt {self.attempt}, rollout {self.index} is over, its generate "
+                "function has returned"
+            )
 
     def _sampling(self, asked: SamplingParams | None) -> SamplingParams:
         return asked or self._prompt.sampling or _default_sampling(self._recipe.generate)
@@ -129,6 +144,10 @@ class RolloutHandle:
             turns=len(turns),
             metadata=self._prompt.metadata,
         )
+
+
+def _nothing() -> None:
+    """For rollouts that nobody watches."""
 
 
 def _default_sampling(generate: object) -> SamplingParams:

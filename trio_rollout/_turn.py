@@ -4,22 +4,23 @@ Without ``partial`` an interrupted turn ends the attempt. With it the turn goes 
 it has: wait for the gate, resubmit prompt and tokens with what is left of ``max_new_tokens``, merge the parts.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import attrs
 
 from ._attempt import Attempt
+from ._backoff import retry_wait_s, wait_s
 from ._core.enums import Cause, Stop
 from ._core.failures import failure_of
 from ._core.sampling import SamplingParams
 from ._core.turns import context_after, is_used_up, merge, remaining
 from ._core.values import Failure, Turn
-from ._gate import limit_of
+from ._gate import Clock, standing_still
 from ._recipe import Recipe
 from .abc import ModelInput, OnTokens
-from .errors import ServerLost
+from .errors import ContextFull, ServerLost
 
 
 @attrs.frozen
@@ -43,10 +44,12 @@ async def sample_turn(
     *,
     affinity: str,
     extra: Mapping[str, object],
-    moved: Callable[[], None],
+    progress: Clock | None,
     on_tokens: OnTokens | None = None,
 ) -> Turn:
-    """Sample one turn. Blocks for the gate, then for the answer, at most ``Deadlines.turn`` a call.
+    """Sample one turn. Blocks for the gate and for a server, then for the answer, at most ``Deadlines.turn`` a call.
+
+    ``progress``: the clock that is to be wound up with each new token.
 
     Cancelled, the request is aborted on its server before Cancelled goes on. An interruption that ends the attempt raises
     Cancelled too, because the attempt's scope is cancelled.
@@ -57,8 +60,12 @@ async def sample_turn(
         asked = remaining(sampling, parts) if parts else sampling
         context = context_after(parts) if parts else prompt
         told = _behind(parts, on_tokens)
-        call = await _call_once(attempt, recipe, context, asked, affinity, extra, moved, told)
-        moved()
+        try:
+            call = await _call_once(attempt, recipe, context, asked, affinity, extra, progress, told)
+        except ContextFull as error:
+            return _filled(parts, error)
+        if progress is not None:
+            progress.wind()
         if isinstance(call, Turn):
             return merge([*parts, call])
         if call.tokens is not None and len(call.tokens.output_ids):
@@ -68,8 +75,28 @@ async def sample_turn(
                 return merge(parts, stop=Stop.LENGTH)
         else:
             in_vain += 1
-        if not recipe.settings.partial or in_vain > recipe.settings.retry.max_free:
-            raise await attempt.give_up(call.cause, call.why, failure=call.failure)
+        await _before_going_on(attempt, recipe, call, in_vain)
+
+
+async def _before_going_on(attempt: Attempt, recipe: Recipe, call: _Interrupted, in_vain: int) -> None:
+    """Wait as retries do, where a turn may go on and got no token; else end the attempt."""
+    retry = recipe.settings.retry
+    if not recipe.settings.partial or in_vain > retry.max_free:
+        raise await attempt.give_up(call.cause, call.why, failure=call.failure)
+    attempt.in_vain = max(attempt.in_vain, in_vain)
+    if in_vain and call.cause is not Cause.WEIGHT_UPDATE:
+        await wait_s(retry_wait_s(in_vain, retry=retry, rng=recipe.ports.random))
+
+
+def _filled(parts: Sequence[Turn], error: ContextFull) -> Turn:
+    """A turn that was interrupted with not one token left to sample is over; a prompt that leaves no room is refused."""
+    if not parts:
+        raise error
+    return merge(parts, stop=Stop.LENGTH)
+
+
+def _nothing() -> None:
+    """A stream is wanted for its tokens' sake."""
 
 
 def _behind(parts: Sequence[Turn], on_tokens: OnTokens | None) -> OnTokens | None:
@@ -87,11 +114,11 @@ async def _call_once(
     sampling: SamplingParams,
     affinity: str,
     extra: Mapping[str, object],
-    moved: Callable[[], None],
+    progress: Clock | None,
     on_tokens: OnTokens | None,
 ) -> _Call:
     gate, seconds = recipe.gate, recipe.settings.deadlines.turn
-    watched = moved if recipe.settings.partial or limit_of(recipe.settings.deadlines.no_progress) < math.inf else None
+    moved = progress.wind if progress is not None else _nothing if recipe.settings.partial else None
     answer: Turn | None = None
     await gate.wait()
     if attempt.begun is None:
@@ -99,12 +126,16 @@ async def _call_once(
     with gate.turn(seconds) as passage, passage.scope:
         try:
             answer = await recipe.servers.generate(
-                prompt, sampling, affinity=affinity, extra=extra, moved=watched, on_tokens=on_tokens
+                prompt,
+                sampling,
+                affinity=affinity,
+                extra=extra,
+                moved=moved,
+                on_tokens=on_tokens,
+                waiting=partial(standing_still, passage, progress),
             )
         except ServerLost as error:
-            failure = failure_of(error, Cause.SERVER_LOST, group=attempt.id, attempt=attempt.number)
-            attempt.new_tokens += len(error.tokens.output_ids) if error.tokens else 0
-            return _Interrupted(Cause.SERVER_LOST, str(error), tokens=error.tokens, failure=failure)
+            return _lost(error, attempt)
     if answer is None:
         if passage.interrupted:
             return _Interrupted(Cause.WEIGHT_UPDATE, "a weight update closed the call")
@@ -115,3 +146,9 @@ async def _call_once(
     ours = not gate.is_open or gate.epoch != passage.epoch
     cause = Cause.WEIGHT_UPDATE if ours else Cause.SERVER_ABORT
     return _Interrupted(cause, f"request {answer.rid} was aborted on its server", tokens=answer)
+
+
+def _lost(error: ServerLost, attempt: Attempt) -> _Interrupted:
+    failure = failure_of(error, Cause.SERVER_LOST, group=attempt.id, attempt=attempt.number)
+    attempt.new_tokens += len(error.tokens.output_ids) if error.tokens else 0
+    return _Interrupted(Cause.SERVER_LOST, str(error), tokens=error.tokens, failure=failure)

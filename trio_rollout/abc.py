@@ -1,7 +1,7 @@
 """What users write: the protocols of sources, generate functions, scorers, filters, servers and ledgers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy.typing as npt
@@ -176,13 +176,14 @@ class InferenceServers(Protocol):
         extra: Mapping[str, object] = {},
         moved: Callable[[], None] | None = None,
         on_tokens: OnTokens | None = None,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Turn:
         """Sample one turn on one server; an aborted one returns with stop ABORT and the tokens it has.
 
         With ``moved`` the answer is streamed, and ``moved()`` is called whenever new tokens have come; what came before
         the server was lost is then in ``ServerLost.tokens``. ``on_tokens`` is told which tokens, as far as they are known
-        before the answer is complete.
-
+        before the answer is complete. It waits for a server that is not lost or busy inside ``waiting()``, where the
+        caller's clocks stand still.
         Blocks until the answer is there; waits while no server is usable. Cancelled, the request is aborted on its
         server and its connection is reused or closed before Cancelled goes on, within the abort budget.
 

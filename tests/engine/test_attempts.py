@@ -342,6 +342,19 @@ async def test_a_cancelled_that_user_code_kept_is_a_failure_and_no_group_comes_s
         assert row.status is Status.COMPLETED
 
 
+async def test_the_sample_whose_code_kept_a_cancelled_is_named():
+    again = _kept()
+
+    async def generate(prompt, rollout):
+        if rollout.index == 1:
+            await again()
+        await trio.sleep_forever()
+
+    async with world(0, retry=Retry(max_attempts=1)) as w:
+        (group,) = await w.engine.evaluate(IterableSource(prompts(1)), generate, samples_per_prompt=2)
+    assert [row.error.cause for row in group.trajectories] == [Cause.SIBLING, Cause.ERROR]
+
+
 @pytest.mark.parametrize("where", ["reward", "group_reward", "group_filter"])
 async def test_a_cancelled_that_a_scorer_kept_is_its_failure(where):
     again = _kept()

@@ -4,7 +4,7 @@ import pytest
 import trio
 
 from trio_rollout import Cause, PauseMode, Prompt, SamplingParams, SingleTurn, Status
-from trio_rollout.errors import RolloutError, SourceError
+from trio_rollout.errors import EngineClosed, RolloutError, SourceError
 from trio_rollout.sources import IterableSource
 from trio_rollout.testing import HANG, Fail, FakeServers, Say, prompts
 
@@ -129,3 +129,28 @@ async def test_cancelled_it_leaves_training_alone():
             await w.engine.evaluate(IterableSource([Prompt(id="e", input_ids=[1, 9, 9])]))
         assert len(await take_all(w.engine)) == 6
         assert w.engine.statistics().requeues[Cause.CANCELLED] == 0
+
+
+async def test_it_ends_with_the_engine_though_another_task_waits_for_it():
+    heard = []
+
+    async def evaluate(engine):
+        with pytest.raises(EngineClosed, match="evaluate"):
+            await engine.evaluate(held_out(2))
+        heard.append(trio.current_time())
+
+    async with trio.open_nursery() as outside:
+        async with world(0, plan=lambda *_: HANG, deadlines={"group": None, "turn": None}) as w:
+            outside.start_soon(evaluate, w.engine)
+            await trio.sleep(1)
+            began = trio.current_time()
+        assert w.servers.running == 0
+    assert heard[0] - began < 1
+
+
+async def test_its_slots_are_counted_in_rollouts():
+    """As many as training has, whatever the number of samples; more samples than that run when nothing else does."""
+    for samples, most in ((1, 8), (3, 6), (16, 16)):
+        async with world(0, plan=lambda *_: Say(seconds=1), max_running=8) as w:
+            await w.engine.evaluate(held_out(12), samples_per_prompt=samples)
+            assert w.servers.most_running == most

@@ -5,7 +5,7 @@ import trio
 
 from trio_rollout import Cause, Discard, Pace, PauseMode, Staleness
 from trio_rollout._core.staleness import Flow, is_too_old, pace_room
-from trio_rollout.testing import Say
+from trio_rollout.testing import Say, prompts
 
 from .conftest import take_all, world
 
@@ -172,23 +172,52 @@ async def test_a_group_that_must_be_in_the_next_batch_finds_room_in_a_full_buffe
     assert len(groups) == 2
 
 
-async def test_a_consumer_hears_that_nothing_is_due_any_more():
-    """It waited for a group that had to be in its batch; the next weights make that group too old for that."""
-    slow_first = lambda number, _: Say(seconds=100 if number == 0 else 1)
-    paced = Staleness(max_versions=0)
-    async with world(3, plan=slow_first, samples_per_prompt=1, staleness=paced) as w, trio.open_nursery() as nursery:
-        got = []
+@pytest.mark.parametrize("policy", [Pace(), Discard()])
+async def test_a_waiting_consumer_hears_that_what_is_ready_became_too_old(policy):
+    """Nothing else runs that could wake it: the group is requeued at once, not when the next one comes."""
 
-        async def consume():
-            got.append(await w.engine.next_batch(1))
+    class One:
+        def __init__(self):
+            self.left = prompts(1)
 
-        with trio.move_on_after(3):
-            await w.engine.next_batch(2)  # so two groups are started
-        nursery.start_soon(consume)
+        async def take(self, count):
+            if not self.left:
+                await trio.sleep_forever()
+            return [self.left.pop()]
+
+        async def give_back(self, prompts):
+            pass
+
+        def state(self):
+            return {}
+
+    stale = Staleness(max_versions=0, policy=policy)
+    async with world(source=One(), samples_per_prompt=1, staleness=stale) as w, trio.open_nursery() as nursery:
+        nursery.start_soon(w.engine.next_batch, 2)
         await trio.sleep(3)
         assert w.engine.statistics().ready == 1
-        assert not got
         async with w.engine.weight_update(version=1, mode=PauseMode.IN_PLACE):
             w.servers.set_version(1)
-        await trio.sleep(1)
-        assert got
+        await trio.sleep(5)
+        counts = w.engine.statistics()
+        nursery.cancel_scope.cancel()
+    assert (counts.requeues[Cause.STALE], counts.ready) == (1, 1)
+
+
+@pytest.mark.parametrize("bound", [0, 1])
+@pytest.mark.parametrize("windows", [1, 3])
+async def test_pacing_keeps_the_bound_though_the_trainer_is_faster_than_it_can_foresee(bound, windows):
+    """Versions that jump, or several windows a batch: what got too old is requeued, never delivered."""
+    ages = []
+    async with world(30, plan=lambda *_: Say(seconds=1), staleness=Staleness(max_versions=bound)) as w:
+        for _ in range(6):
+            batch = await w.engine.next_batch(2)
+            ages += [w.engine.weight_version - group.oldest_version for group in batch.groups]
+            await batch.ack()
+            await trio.sleep(2)
+            for _ in range(windows):
+                version = w.engine.weight_version + 4
+                async with w.engine.weight_update(version=version, mode=PauseMode.IN_PLACE):
+                    w.servers.set_version(version)
+        await take_all(w.engine)
+    assert max(ages) <= bound

@@ -52,7 +52,10 @@ class Retry:
 
 @attrs.frozen(kw_only=True)
 class Pace:
-    """Keep groups fresh by admission: none is started that could become too old; the oldest is delivered first."""
+    """Keep groups fresh by admission: none is started that could become too old; the oldest is delivered first.
+
+    That foresees one new version a batch. What a trainer that makes more of them is too fast for is requeued with cause STALE.
+    """
 
 
 @attrs.frozen(kw_only=True)

@@ -1,23 +1,19 @@
 """How old a group may be: pure decisions over versions and counts.
 
-Discard looks back: a group that is too old when the trainer would get it is thrown away. Pace looks ahead: with ``per_version``
-groups consumed a version, no more than ``(max_versions + 1) * per_version`` groups may be under way at once, or the last of
-them would be consumed too late. That bound holds for whatever the trainer does; a consumer that waits is never starved by it.
+Both policies look back: a group that is too old when the trainer would get it is thrown away, and runs again. Pace looks ahead
+too, so that there is none: with ``per_version`` groups consumed a version, no more than ``(max_versions + 1) * per_version``
+groups may be under way at once, or the last of them would be consumed too late. Only a trainer that makes several versions of one
+batch, or skips some, is faster than it can look. A consumer that waits is never starved by it.
 """
 
 import attrs
 
-from .settings import Discard, Pace, Staleness
+from .settings import Pace, Staleness
 
 
 def is_too_old(oldest: int | None, newest: int, staleness: Staleness) -> bool:
     """Whether a group whose oldest token is of version ``oldest`` exceeds the bound at version ``newest``."""
     return staleness.max_versions is not None and oldest is not None and newest - oldest > staleness.max_versions
-
-
-def discards(staleness: Staleness) -> bool:
-    """Whether groups that are too old are thrown away."""
-    return staleness.max_versions is not None and isinstance(staleness.policy, Discard)
 
 
 def paces(staleness: Staleness) -> bool:

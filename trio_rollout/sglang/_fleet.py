@@ -137,14 +137,14 @@ class Fleet:
             f"current version: {'; '.join(states)}"
         )
 
-    async def obstacle_after(self, known: str | None) -> str | None:
-        """Wait until the obstacle is another one than ``known``; a new one counts once it has lasted for the control budget."""
+    async def obstacle_after(self, known: str | None, *, patience_s: float) -> str | None:
+        """Wait until the obstacle is another one than ``known``; a new one counts once it has lasted for ``patience_s``."""
         while True:
             while (found := self.obstacle()) == known:
                 await self._changed.wait()
             if found is None:
                 return None
-            with trio.move_on_after(self.settings.control):
+            with trio.move_on_after(patience_s):
                 while self.obstacle() == found:
                     await self._changed.wait()
                 continue

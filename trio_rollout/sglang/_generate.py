@@ -1,6 +1,7 @@
 """One generate call: tries on servers, one after the other, until there is a Turn or a reason why there is none."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import final
 
 import attrs
@@ -29,6 +30,7 @@ class Generation:
     abort_s: float
     moved: Callable[[], None] | None = None
     on_tokens: OnTokens | None = None
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
     _refusals: int = 0
 
     async def run(self) -> Turn:
@@ -37,7 +39,8 @@ class Generation:
         while True:
             server = fleet.choose_now(self.affinity)
             if server is None:
-                server = await fleet.choose(self.affinity)
+                with self.waiting():
+                    server = await fleet.choose(self.affinity)
             server.in_flight += 1
             try:
                 turn = await self._on(server)
@@ -146,4 +149,5 @@ class Generation:
         until = [server.busy_until for server in self.fleet.servers if self.fleet.usable(server)]
         left = min(until, default=0.0) - trio.current_time()
         if self._refusals and left > 0:
-            await wait_s(left)
+            with self.waiting():
+                await wait_s(left)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -94,13 +94,15 @@ class SGLangServers:
         extra: Mapping[str, object] = _NOTHING,
         moved: Callable[[], None] | None = None,
         on_tokens: OnTokens | None = None,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Turn:
         """Sample one turn on one server; an aborted one returns with stop ABORT and the tokens it has.
 
         The server is the one that last had this ``affinity`` while it can be used, else the least loaded one. A busy server
         (503, 429, …) is asked again later, another one at once, under a fresh request id each time. With ``moved`` the
         answer is streamed and ``moved()`` called for every piece of it; it must not block or raise. ``on_tokens``
-        streams it too, and is told which tokens there are so far.
+        streams it too, and is told which tokens there are so far. While every server is lost or busy it waits inside a
+        ``waiting()`` block.
 
         Blocks until the answer is there; waits while no server is usable. **Without a deadline of the caller it may wait for
         ever.** Cancelled, the request is aborted on its server and its answer awaited, within the abort budget, before
@@ -115,7 +117,7 @@ class SGLangServers:
         request = self._fleet.requests.encode(
             input_ids, sampling, extra, stream=not (moved is None and on_tokens is None)
         )
-        return await Generation(self._fleet, request, affinity, self._abort_s, moved, on_tokens).run()
+        return await Generation(self._fleet, request, affinity, self._abort_s, moved, on_tokens, waiting).run()
 
     async def pause(self, mode: PauseMode) -> None:
         """Pause every server that is not lost; nothing is sent to any of them until ``resume``.
@@ -159,7 +161,7 @@ class SGLangServers:
         There is an obstacle when servers have answered for as long as a control call may take, and none of them names the
         required version: only a weight update ends that. None: there is none. Cancelled, nothing has changed.
         """
-        return await self._fleet.obstacle_after(known)
+        return await self._fleet.obstacle_after(known, patience_s=self._control_s)
 
     async def flush_cache(self) -> None:
         """Empty every server's prefix cache; asked again while a server refuses because requests are still leaving it.

@@ -6,6 +6,7 @@ answers by a script and a clock. What crosses a socket is FakeSGLang's business,
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TypeAlias, final
 
@@ -120,10 +121,12 @@ class FakeServers:
         extra: Mapping[str, object] | None = None,
         moved: Callable[[], None] | None = None,
         on_tokens: OnTokens | None = None,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Turn:
         """Behave as the plan says for this call."""
         del affinity, extra
-        await self._changed.wait_until(lambda: self.paused is None)
+        with waiting():
+            await self._changed.wait_until(lambda: self.paused is None)
         call = _Call(self.calls, self.plan(self.calls, input_ids), [], moved, on_tokens)
         self.sent.append(input_ids)
         self._running[call] = None
