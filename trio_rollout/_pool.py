@@ -92,6 +92,8 @@ class Pool:
             exhausted=self.exhausted,
             fresh_room=self.freshness.room(under_way + len(self.ready)),
             ahead=max(1, self.slots.total // per_group // _AHEAD),
+            resting=self.book.count(State.WAITING) - len(self.queue),
+            most_resting=self.slots.total // per_group,
         )
 
     async def _note_obstacles(self) -> None:

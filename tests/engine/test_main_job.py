@@ -4,7 +4,7 @@ import pytest
 import trio
 
 from trio_rollout import Cause, Retry, Status, Stop
-from trio_rollout.errors import EndOfData, EngineClosed, RolloutError, SourceError
+from trio_rollout.errors import EndOfData, EngineClosed, RolloutError, ServerLost, SourceError
 from trio_rollout.testing import HANG, Fail, FakeServers, Say
 
 from .conftest import take_all, world
@@ -91,6 +91,14 @@ async def test_a_group_that_failed_and_waits_to_run_again_does_not_count_as_fini
         began = trio.current_time()
         assert len((await w.engine.next_batch(1)).groups) == 1
         assert trio.current_time() - began < 100
+
+
+async def test_groups_that_wait_to_run_again_bound_what_is_pulled():
+    """While everything fails, the source is not read on for ever: as many groups may rest as could run, and as many again run."""
+    slow = Retry(max_attempts=1000, max_free=1000, backoff_base=600.0, backoff_max=600.0)
+    async with world(1000, plan=lambda *_: Fail(ServerLost("gone"), 1.0), max_running=8, retry=slow) as w:
+        await trio.sleep(100)
+        assert 4 <= w.engine.statistics().pulled <= 12
 
 
 async def test_a_batch_larger_than_the_buffer_raises_its_bound():

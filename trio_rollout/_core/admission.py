@@ -9,7 +9,9 @@ class Load:
 
     ``eligible``: waiting groups whose backoff is over. ``finished``: ready ones and those whose rollouts are all over.
     ``bound``: how many may be finished before admission stops. ``fresh_room``: how many more may start without becoming
-    too old; None: any number. ``ahead``: how many prompts to have at hand, so that a free slot never waits for the source.
+    too old; None: any number. ``resting``: requeued groups whose backoff is not over; while as many rest as ``most_resting``,
+    no prompt is pulled in their place, or an outage would read the source empty. ``ahead``: how many prompts to have at hand,
+    so that a free slot never waits for the source.
     """
 
     open: bool
@@ -21,6 +23,8 @@ class Load:
     exhausted: bool = False
     fresh_room: int | None = None
     ahead: int = 0
+    resting: int = 0
+    most_resting: int = 1
 
 
 def startable(load: Load) -> int:
@@ -30,7 +34,7 @@ def startable(load: Load) -> int:
 
 def pullable(load: Load) -> int:
     """How many prompts to take from the source: what could start at once behind everything that waits, and a few ahead."""
-    if load.exhausted or not load.open:
+    if load.exhausted or not load.open or load.resting >= load.most_resting:
         return 0
     return max(0, _room(load) + load.ahead - load.eligible)
 
