@@ -46,9 +46,10 @@ class Evaluation:
           ServerError: it could go on only after a weight update.
           Exception: the engine's own failure, as soon as it happens; whatever the source raises, as it is.
         """
+        source_error: Exception | None = None
+        work = trio.CancelScope()
         async with trio.open_nursery() as nursery:
-            source_error: Exception | None = None
-            with trio.CancelScope() as work:
+            with work:
                 nursery.start_soon(self._give_up_with_engine, work, name="evaluation: engine failure")
                 source_error = await self._run_all(source)
             nursery.cancel_scope.cancel()
@@ -60,6 +61,7 @@ class Evaluation:
 
     async def _run_all(self, source: Source) -> Exception | None:
         """Run every prompt; what the source raised ends all of them, and is returned."""
+        failure: Exception | None = None
         async with trio.open_nursery() as prompts:
             try:
                 while taken := await source.take(_AT_ONCE):
@@ -68,8 +70,8 @@ class Evaluation:
                         prompts.start_soon(self._one, prompt, name=f"evaluate {prompt.group_id}")
             except Exception as error:  # noqa: BLE001  the boundary of the source: raised by the caller, bare
                 prompts.cancel_scope.cancel(reason="the source of the evaluation failed")
-                return error
-        return None
+                failure = error
+        return failure
 
     def _enter(self, prompt: Prompt) -> None:
         if prompt.group_id in self._groups:

@@ -99,7 +99,7 @@ async def _in_time(once: Callable[[], Awaitable[T]], seconds: float | None, what
             return await once()
         except trio.Cancelled as error:
             if is_unwanted():
-                raise RewardError(f"{what}: {UNWANTED}") from error
+                raise RewardError(f"{what}: {UNWANTED}") from error  # noqa: ASYNC104  no scope's Cancelled
             raise
     raise RewardError(f"{what}: no answer within its deadline of {seconds} s")
 

@@ -140,6 +140,7 @@ class Fleet:
     async def obstacle_after(self, known: str | None, *, patience_s: float) -> str | None:
         """Wait until the obstacle is another one than ``known``; a new one counts once it has lasted for ``patience_s``."""
         while True:
+            await trio.lowlevel.checkpoint()
             while (found := self.obstacle()) == known:
                 await self._changed.wait()
             if found is None:
