@@ -16,6 +16,7 @@ ONCE_FAILED = {
     7: "pacing: a group that must be in the next batch waited for room in a full buffer, the consumer for it",
     17: "a drain that was cancelled while the source took prompts back gave them back twice",
     104: "pacing: the buffer held more than was asked for already, so a due group still found no room",
+    1877: "the scenario took the failure of the engine that weight_update told for a crash",
     24: "pacing: new weights made nothing due any more, and the waiting consumer did not hear of it",
 }
 

@@ -203,16 +203,16 @@ async def _filter(world: SimWorld, group: Group) -> Keep | Drop:
 async def _live(world: SimWorld, engine: RolloutEngine, story: Story, faults: Faulty) -> None:
     """Consume to the end beside weight updates, perhaps an evaluation, perhaps a drain."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_update, world, engine, faults)
+        nursery.start_soon(_update, world, engine, story, faults)
         if world.rng.random() < 0.3:
             nursery.start_soon(_evaluate, world, engine, story)
         if world.rng.random() < 0.2:
             nursery.start_soon(_drain, world, engine, story)
-        await _consume(world, engine, story)
+        await _consume(world, engine, story, faults)
         nursery.cancel_scope.cancel()
 
 
-async def _consume(world: SimWorld, engine: RolloutEngine, story: Story) -> None:
+async def _consume(world: SimWorld, engine: RolloutEngine, story: Story, faults: Faulty) -> None:
     rng = world.rng
     slow_from = trio.current_time() + rng.uniform(0, 20)
     while True:
@@ -226,6 +226,9 @@ async def _consume(world: SimWorld, engine: RolloutEngine, story: Story) -> None
                 batch = await engine.next_batch(rng.randint(1, 4))
             except (EndOfData, EngineClosed):
                 return
+            except ServerError:  # all that answer have old weights: only its consumer can end that
+                world.sometimes("obstacle")
+                await _window(world, engine, faults)
             except RolloutError as error:
                 world.sometimes("failure budget", "failure_budget" in str(error))
                 story.failed = error
@@ -233,24 +236,42 @@ async def _consume(world: SimWorld, engine: RolloutEngine, story: Story) -> None
         world.sometimes("next_batch was cancelled", patience.cancelled_caught)
         if batch is not None:
             story.delivered += [group.prompt.id for group in batch.groups]
-            await batch.ack()
+            try:
+                await batch.ack()
+            except RolloutError as error:
+                story.failed = error
+                return
 
 
-async def _update(world: SimWorld, engine: RolloutEngine, faults: Faulty) -> None:
+async def _update(world: SimWorld, engine: RolloutEngine, story: Story, faults: Faulty) -> None:
     """A few windows, and more for as long as one fails."""
-    rng, done = world.rng, 0
+    done = 0
     while done < WINDOWS:
-        await trio.sleep(rng.uniform(2, 15))
-        version, mode = engine.weight_version + 1, rng.choice(list(PauseMode))
+        await trio.sleep(world.rng.uniform(2, 15))
         try:
-            async with engine.weight_update(version=version, mode=mode):
-                for fake in faults.fakes.values():
-                    fake.version = str(version)
-                await trio.sleep(rng.uniform(0, 3))
-            world.sometimes(f"window: {mode.value}")
-            done += 1
-        except ServerError:
-            world.sometimes("window failed")
+            done += await _window(world, engine, faults)
+        except RolloutError as error:  # the engine's own failure is told by whatever call comes first
+            story.failed = error
+            return
+
+
+async def _window(world: SimWorld, engine: RolloutEngine, faults: Faulty) -> bool:
+    """One window, if no other is open; whether it brought the servers to a new version."""
+    rng = world.rng
+    version, mode = engine.weight_version + 1, rng.choice(list(PauseMode))
+    try:
+        async with engine.weight_update(version=version, mode=mode):
+            for fake in faults.fakes.values():
+                fake.version = str(version)
+            await trio.sleep(rng.uniform(0, 3))
+    except ServerError:
+        world.sometimes("window failed")
+        return False
+    except trio.BusyResourceError:
+        await trio.sleep(1)
+        return False
+    world.sometimes(f"window: {mode.value}")
+    return True
 
 
 async def _evaluate(world: SimWorld, engine: RolloutEngine, story: Story) -> None:
