@@ -128,9 +128,13 @@ class Attempt:
 
     def unfinished(self) -> Unfinished:
         """The outcome of an attempt whose scope was left without a claim."""
-        if self._end is None and not self._deadline_passed():
-            return Unfinished(Cause.ERROR, self._failure(Cause.ERROR, UNWANTED))
-        return self._end or self._out_of_time()
+        if self._end is not None:
+            return self._end
+        return (
+            self._out_of_time()
+            if self._deadline_passed()
+            else Unfinished(Cause.ERROR, self._failure(Cause.ERROR, UNWANTED))
+        )
 
     async def give_up(self, cause: Cause, why: str, *, failure: Failure | None = None) -> GenerateError:
         """Cancel the attempt from inside one of its own tasks.

@@ -154,6 +154,10 @@ class Gate:
             passage.scope.cancel(reason="weight update")
 
 
+def nothing_moved() -> None:
+    """In place of winding a clock, for what nobody watches: a stream that is wanted for its tokens' sake, a tool's output."""
+
+
 @contextmanager
 def standing_still(*clocks: Clock | None) -> Generator[None]:
     """Stop these clocks for the block."""

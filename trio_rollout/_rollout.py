@@ -13,7 +13,7 @@ from ._core.sampling import SamplingParams
 from ._core.segments import segments_of, status_of
 from ._core.turns import no_room
 from ._core.values import Prompt, Trajectory, Turn
-from ._gate import Clock
+from ._gate import Clock, nothing_moved
 from ._recipe import Recipe
 from ._turn import sample_turn
 from .abc import ModelInput, OnTokens, Rollout, Session
@@ -58,7 +58,7 @@ class RolloutHandle:
         self._refuse_if_over("tools")
         if self.opened_tools is None:
             self.opened_tools = self._recipe.new_tools(
-                deadline=self.deadline, on_output=_nothing if self._progress is None else self._progress.wind
+                deadline=self.deadline, on_output=nothing_moved if self._progress is None else self._progress.wind
             )
         return self.opened_tools
 
@@ -144,10 +144,6 @@ class RolloutHandle:
             turns=len(turns),
             metadata=self._prompt.metadata,
         )
-
-
-def _nothing() -> None:
-    """For rollouts that nobody watches."""
 
 
 def _default_sampling(generate: object) -> SamplingParams:

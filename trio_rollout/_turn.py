@@ -17,7 +17,7 @@ from ._core.failures import failure_of
 from ._core.sampling import SamplingParams
 from ._core.turns import context_after, is_used_up, merge, remaining
 from ._core.values import Failure, Turn
-from ._gate import Clock, standing_still
+from ._gate import Clock, nothing_moved, standing_still
 from ._recipe import Recipe
 from .abc import ModelInput, OnTokens
 from .errors import ContextFull, ServerLost
@@ -95,10 +95,6 @@ def _filled(parts: Sequence[Turn], error: ContextFull) -> Turn:
     return merge(parts, stop=Stop.LENGTH)
 
 
-def _nothing() -> None:
-    """A stream is wanted for its tokens' sake."""
-
-
 def _behind(parts: Sequence[Turn], on_tokens: OnTokens | None) -> OnTokens | None:
     """Told of a part's ids, it tells of all ids of the turn."""
     if on_tokens is None or not parts:
@@ -118,7 +114,7 @@ async def _call_once(
     on_tokens: OnTokens | None,
 ) -> _Call:
     gate, seconds = recipe.gate, recipe.settings.deadlines.turn
-    moved = progress.wind if progress is not None else _nothing if recipe.settings.partial else None
+    moved = progress.wind if progress is not None else nothing_moved if recipe.settings.partial else None
     answer: Turn | None = None
     await gate.wait()
     if attempt.begun is None:
