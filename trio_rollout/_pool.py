@@ -70,13 +70,15 @@ class Pool:
 
     async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Run until admission is closed by a drain and every attempt is over."""
-        async with trio.open_nursery() as attempts:
-            task_status.started()
-            with self._admission:
-                async with trio.open_nursery() as admitting:
-                    admitting.start_soon(self._note_obstacles, name="note obstacles")
-                    admitting.start_soon(self._pull, name="pull prompts")
-                    admitting.start_soon(self._admit, attempts, name="admit groups")
+        async with trio.open_nursery() as beside:
+            beside.start_soon(self._note_obstacles, name="note obstacles")
+            async with trio.open_nursery() as attempts:
+                task_status.started()
+                with self._admission:
+                    async with trio.open_nursery() as admitting:
+                        admitting.start_soon(self._pull, name="pull prompts")
+                        admitting.start_soon(self._admit, attempts, name="admit groups")
+            beside.cancel_scope.cancel(reason="every attempt is over")
 
     def load(self) -> Load:
         """What admission looks at now."""

@@ -12,7 +12,7 @@ from trio_rollout.testing import FakeSGLang, SimWorld, prompts
 URLS = ("http://s0:1", "http://s1:1")
 
 
-def simulated(scenario, seed=0):
+def simulated(scenario, seed=0, **changes):
     """Two servers at version 3, an engine of four groups of one rollout, and what the scenario does with it."""
 
     async def whole(world):
@@ -20,7 +20,7 @@ def simulated(scenario, seed=0):
         for url, fake in fakes.items():
             fake.version = "3"
             world.net.add_host(url, fake.serve, restarted=fake.kill)
-        settings = EngineSettings(samples_per_prompt=1, max_running=2)
+        settings = EngineSettings(samples_per_prompt=1, max_running=2, **changes)
         generate = SingleTurn(SamplingParams(max_new_tokens=8))
         async with (
             world.open_servers(URLS) as servers,
@@ -100,3 +100,18 @@ def test_evaluation_hears_of_it():
             await engine.evaluate(IterableSource(prompts(2, prefix="e")))
 
     simulated(scenario)
+
+
+def test_an_obstacle_that_ends_while_the_engine_drains_is_none_any_more():
+    """What runs gets the grace of the drain, and whoever waits for it is not told of what is over."""
+
+    async def scenario(engine, fakes, world):
+        with pytest.raises(ServerError, match="until a weight update"):
+            await engine.next_batch(1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.drain, 600.0)
+            await trio.sleep(1)
+            await update(engine, fakes)
+            return {group.newest_version for group in (await engine.next_batch(1)).groups}
+
+    assert simulated(scenario, partial=True) == {4}
