@@ -1,16 +1,17 @@
 # Everything a contributor runs. Needs Python 3.11 with venv, git, make and a C compiler; .venv is made on first use and
-# brought up to date whenever pyproject.toml changes.
+# brought up to date whenever pyproject.toml or a C file changes.
 
 PYTHON ?= python3.11
 PYTEST_ARGS ?=
 BIN := .venv/bin
-CODE := $(wildcard trio_rollout compat tests examples benchmarks)
+CODE := $(wildcard trio_rollout compat tests examples benchmarks hatch_build.py)
+COMPILED := hatch_build.py $(wildcard trio_rollout/sglang/_wire/*.[ch])
 
 .PHONY: setup demo test soak bench bench-full mutate test-kill check format setup-sglang test-sglang setup-agents test-agents setup-ray test-ray
 
 setup: .venv/.installed
 
-.venv/.installed: pyproject.toml
+.venv/.installed: pyproject.toml $(COMPILED)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --editable '.[test,check]'
 	touch $@

@@ -1,5 +1,7 @@
-"""What ``pip install`` gives: both packages, their marker files and their data, the command; and nothing else."""
+"""What ``pip install`` gives: both packages, their marker files and their data, the command, the extension if there is a
+compiler; and nothing else."""
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -11,12 +13,22 @@ import pytest
 from ._source import PACKAGES, ROOT, tracked_files
 
 
+def build(directory: Path, *targets: str, **environment: str) -> str:
+    """Build, by the build backend itself, without a network; what was said."""
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(directory)]
+    for target in targets:
+        command += ["-t", target]
+    done = subprocess.run(
+        command, cwd=ROOT, check=True, capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    return done.stdout + done.stderr
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the wheel and the sdist, made by the build backend itself, without a network."""
+    """A directory with the wheel and the sdist."""
     directory = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-t", "wheel", "-d", str(directory)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    build(directory, "sdist", "wheel")
     return directory
 
 
@@ -46,6 +58,42 @@ def test_the_sdist_holds_what_the_tests_need(built: Path):
         "Makefile",
         "LICENSE",
         "README.md",
+        "hatch_build.py",
         "tests/conftest.py",
         "trio_rollout/__init__.py",
     } <= names
+
+
+DECODE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import trio_rollout
+from trio_rollout.sglang._wire import _whole
+assert trio_rollout.__file__.startswith(sys.argv[1])
+body = b'{"output_ids":[5],"meta_info":{"output_token_logprobs":[[-0.5,5,null]]}}'
+print(_whole.cut is not None, list(_whole.decode_whole(body).output_ids) == [5])
+"""
+
+
+def decode_with(wheel: Path, directory: Path) -> str:
+    """Whether this wheel has the extension, and whether it decodes an answer rightly."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(directory)
+    command = [sys.executable, "-c", DECODE, str(directory)]
+    return subprocess.run(command, cwd=directory, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_the_wheel_has_the_compiled_extension(built: Path, tmp_path: Path):
+    wheel = next(built.glob("*.whl"))
+
+    assert not wheel.name.endswith("none-any.whl")
+    assert decode_with(wheel, tmp_path) == "True True"
+
+
+def test_without_a_compiler_the_wheel_is_pure_and_says_so(tmp_path: Path):
+    said = build(tmp_path, "wheel", CC="false")
+    wheel = next(tmp_path.glob("*.whl"))
+
+    assert "_triples.c was not compiled" in said
+    assert wheel.name.endswith("py3-none-any.whl")
+    assert decode_with(wheel, tmp_path / "unpacked") == "False True"

@@ -16,6 +16,8 @@ from trio_rollout.testing import Fault, Reply, Run
 
 from .helpers import EXPECTED, FIVE, PROMPT, Asked, memory_world, socket_world
 
+pytestmark = pytest.mark.usefixtures("decoder")
+
 RID = "0123456789abcdef" * 2
 BOTH = pytest.mark.parametrize("incremental", [False, True], ids=["whole", "parts"])
 

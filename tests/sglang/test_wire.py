@@ -17,6 +17,8 @@ from trio_rollout.sglang._naming import Naming
 
 from .helpers import Asked
 
+pytestmark = pytest.mark.usefixtures("decoder")
+
 RID = "0123456789abcdef" * 2
 
 

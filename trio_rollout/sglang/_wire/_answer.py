@@ -9,14 +9,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..._core.arrays import ID_MAX, IdArray
+from ..._core.arrays import ID_MAX, FloatArray, IdArray
 from ..._core.enums import Stop
 from ..._core.values import Turn, VersionSpan
 from ...errors import ServerError
-from ._draft import LOG_PROBS, Draft, decode_draft
+from ._draft import LOG_PROBS, Draft
 from ._errors import error_of
 from ._extras import take_extras
 from ._request import GenerateRequest
+from ._whole import Whole, decode_whole
 
 _FINISH: Final = "finish_reason"
 _ABORTED: Final = re.compile(rb'"finish_reason"\s*:\s*\{\s*"type"\s*:\s*"abort"')
@@ -66,25 +67,24 @@ def decode_turn(body: bytes | memoryview, asked: Asked) -> Turn:
 
     """
     try:
-        draft = decode_draft(body)
+        answer = decode_whole(body)
     except msgspec.DecodeError as error:  # ValidationError is one of them
         raise damaged(asked, error, body) from error
-    return turn_of(draft, asked)
+    return turn_of(answer, asked)
 
 
-def turn_of(draft: Draft, asked: Asked) -> Turn:
+def turn_of(answer: Draft | Whole, asked: Asked) -> Turn:
     """The Turn of a decoded answer, once it has passed every check; raises as ``decode_turn`` does."""
-    meta, ids, values = draft.meta, draft.output_ids, draft.log_probs
+    meta = answer.meta
     stop = _stop_of(meta, asked)
-    if values is None or len(ids) != len(values) or (ids is not draft.tokens and ids != draft.tokens):
-        values = _explain_tokens(draft, asked, aborted=stop is Stop.ABORT)
-    count = len(ids)
+    log_probs = _log_probs(answer, asked, stop) if isinstance(answer, Draft) else answer.log_probs
+    count = len(log_probs)
     if meta.get("id", asked.rid) != asked.rid or (stop is not Stop.ABORT and meta.get("completion_tokens") != count):
         _check_record(meta, asked, count, stop)
     spans = _spans(meta, count, asked) if count else ()
     prompt_ids = asked.request.prompt_ids
     if prompt_ids is None:
-        prompt_ids = _prompt_ids(draft, stop, asked)
+        prompt_ids = _prompt_ids(answer.prompt_ids, stop, asked)
     try:
         extras = take_extras(meta, len(prompt_ids) + count - 1)
     except ValueError as error:
@@ -92,9 +92,9 @@ def turn_of(draft: Draft, asked: Asked) -> Turn:
     return Turn(
         rid=asked.rid,
         prompt_ids=prompt_ids,
-        output_ids=_id_array(ids, asked),
-        log_probs=_read_only(np.array(values, np.float32)),
-        text=draft.text,
+        output_ids=_id_array(answer.output_ids, asked) if isinstance(answer, Draft) else answer.output_ids,
+        log_probs=log_probs,
+        text=answer.text,
         stop=stop,
         weight_version=spans[-1].version if spans else asked.version_of(meta.get("weight_version")),
         versions=spans,
@@ -111,7 +111,7 @@ def _id_array(ids: list[int], asked: Asked) -> IdArray:
         array = np.array(ids, np.int32)
     except OverflowError as error:
         raise ServerError(f"{asked.attempted}: an output token's id is no token id: {error}") from error
-    if ids and int(array.view(np.uint32).max()) > ID_MAX:  # negative ids become huge
+    if ids and int(np.maximum.reduce(array.view(np.uint32))) > ID_MAX:  # negative ids become huge
         raise ServerError(f"{asked.attempted}: an output token's id is {int(array.min())}, which is no token id")
     return _read_only(array)
 
@@ -135,12 +135,12 @@ def _stop_of(meta: Mapping[str, Any], asked: Asked) -> Stop:
     return stop
 
 
-def _explain_tokens(draft: Draft, asked: Asked, *, aborted: bool) -> list[float]:
-    """Why ids and log-probs don't belong together; a request that sampled nothing has neither."""
+def _log_probs(draft: Draft, asked: Asked, stop: Stop) -> FloatArray:
+    """One for each id, if it is the one that belongs to it; a request that sampled nothing has neither."""
     values, tokens, ids = draft.log_probs, draft.tokens, draft.output_ids
     if values is None or tokens is None:
-        if not ids and (aborted or draft.meta.get("completion_tokens") == 0):
-            return []
+        if not ids and (stop is Stop.ABORT or draft.meta.get("completion_tokens") == 0):
+            return _read_only(np.empty(0, np.float32))
         raise ServerError(
             f"{asked.attempted}: meta_info.{LOG_PROBS} is missing although return_logprob was asked for; "
             "the server's configuration or a proxy drops it"
@@ -148,9 +148,11 @@ def _explain_tokens(draft: Draft, asked: Asked, *, aborted: bool) -> list[float]
     if len(ids) != len(values):
         counts = f"{len(ids)} output_ids but {len(values)} entries in meta_info.{LOG_PROBS}"
         raise ServerError(f"{asked.attempted}: {counts}")
-    at = next(place for place, token in enumerate(tokens) if token != ids[place])
-    names = f"output_ids[{at}] is {ids[at]}, but meta_info.{LOG_PROBS}[{at}] names {tokens[at]}"
-    raise ServerError(f"{asked.attempted}: {names}")
+    if ids is not tokens and ids != tokens:
+        at = next(place for place, token in enumerate(tokens) if token != ids[place])
+        names = f"output_ids[{at}] is {ids[at]}, but meta_info.{LOG_PROBS}[{at}] names {tokens[at]}"
+        raise ServerError(f"{asked.attempted}: {names}")
+    return _read_only(np.array(values, np.float32))
 
 
 def _check_record(meta: Mapping[str, Any], asked: Asked, count: int, stop: Stop) -> None:
@@ -188,10 +190,10 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _prompt_ids(draft: Draft, stop: Stop, asked: Asked) -> IdArray:
+def _prompt_ids(ids: list[int] | None, stop: Stop, asked: Asked) -> IdArray:
     """The ids that a text prompt became."""
-    if draft.prompt_ids is not None:
-        return _read_only(np.array(draft.prompt_ids, np.int32))
+    if ids is not None:
+        return _read_only(np.array(ids, np.int32))
     if stop is Stop.ABORT:  # aborted before the text became ids
         return _read_only(np.empty(0, np.int32))
     raise ServerError(

@@ -9,7 +9,8 @@ from ..._core.arrays import ID_MAX
 
 LOG_PROBS: Final = "output_token_logprobs"
 
-_TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=ID_MAX)]
+TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=ID_MAX)]
+"""What msgspec takes for one."""
 
 
 class _Entry(msgspec.Struct, array_like=True, gc=False):
@@ -32,7 +33,7 @@ class _Fast(msgspec.Struct, gc=False):
     meta_info: dict[str, list[_Entry | _Plain] | _Plain]
     text: str | None = None
     output_ids: msgspec.Raw = msgspec.Raw(_NULL)
-    prompt_token_ids: list[_TokenId] | None = None
+    prompt_token_ids: list[TokenId] | None = None
 
 
 class _Exact(msgspec.Struct, gc=False):
@@ -40,8 +41,8 @@ class _Exact(msgspec.Struct, gc=False):
 
     meta_info: dict[str, msgspec.Raw]
     text: str | None = None
-    output_ids: list[_TokenId] | None = None
-    prompt_token_ids: list[_TokenId] | None = None
+    output_ids: list[TokenId] | None = None
+    prompt_token_ids: list[TokenId] | None = None
 
 
 @attrs.define
@@ -77,7 +78,7 @@ class Draft:
 _decode_fast: Final = msgspec.json.Decoder(_Fast).decode
 _decode_exact: Final = msgspec.json.Decoder(_Exact).decode
 _decode_entries: Final = msgspec.json.Decoder(list[_Entry] | None).decode
-_decode_ids: Final = msgspec.json.Decoder(list[_TokenId] | None).decode
+_decode_ids: Final = msgspec.json.Decoder(list[TokenId] | None).decode
 _decode_any: Final = msgspec.json.Decoder().decode
 _encode: Final = msgspec.json.Encoder().encode
 

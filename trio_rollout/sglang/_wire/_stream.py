@@ -15,6 +15,7 @@ from ...errors import ServerError
 from ._answer import Asked, damaged, turn_of
 from ._draft import Draft, decode_draft
 from ._errors import error_of, words_of
+from ._whole import Whole, decode_whole
 
 _DATA: Final = b"data:"
 _DONE: Final = b"[DONE]"
@@ -101,11 +102,11 @@ class StreamDecoder:
             self._whole = False
             before.append(draft)
 
-    def _draft(self) -> Draft | None:
-        """What has come so far."""
-        draft = decode_draft(self._newest) if self._whole else self._parts
+    def _so_far(self) -> Draft | None:
+        """What has come in parts."""
+        draft = self._parts
         claimed = draft.meta.get("completion_tokens") if draft is not None else None
-        if draft is not None and not self._whole and isinstance(claimed, int):
+        if draft is not None and isinstance(claimed, int):
             draft.cut(claimed)  # the abort of a queued request may send its last token again
         return draft
 
@@ -121,17 +122,17 @@ class StreamDecoder:
         if self._failure is not None:
             raise damaged(asked, *self._failure)
         try:
-            draft = self._draft()
+            answer: Whole | Draft | None = decode_whole(self._newest) if self._whole else self._so_far()
         except msgspec.DecodeError as error:
             raise damaged(asked, error, self._newest) from error
-        if draft is None or not self.done or draft.meta.get("finish_reason") is None:
+        if answer is None or not self.done or answer.meta.get("finish_reason") is None:
             return None
-        return turn_of(draft, asked)
+        return turn_of(answer, asked)
 
     def cut_off(self, asked: Asked) -> Turn | None:
         """What a stream that was cut off had brought, as a Turn with stop ABORT; None if that is no token."""
         try:
-            draft = self._draft()
+            draft = decode_draft(self._newest) if self._whole else self._so_far()
             if draft is None or not draft.output_ids:
                 return None
             draft.cut(min(len(draft.output_ids), len(draft.log_probs or ())))

@@ -1,0 +1,16 @@
+"""Answers are decoded in two ways, and what holds must hold for both."""
+
+import pytest
+
+from trio_rollout.sglang._wire import _whole
+
+
+@pytest.fixture(scope="module", params=["pure", "native"])
+def decoder(request):
+    """Which of the two decodes: a test that uses this runs with each."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "pure":
+            patch.setattr(_whole, "cut", None)
+        elif _whole.cut is None:
+            pytest.skip("the C extension is not compiled; tests/sglang/test_native.py says so once")
+        yield request.param
