@@ -22,31 +22,33 @@ WAKE_PER_TICK = 64
 
 @attrs.define(eq=False)
 class Clock:
-    """A scope with a time limit that ticks for the length of a ``with`` block, while nobody holds it.
+    """A time limit on a ``with`` block, which ticks while nobody holds it; in time is what has not been left by cancellation.
 
     The gate holds it while it is closed, and so does who waits for a server: what cannot be sent cannot be answered in time.
+    ``beside``: another clock, which stands still whenever this one waits for a server.
     """
 
     gate: "Gate"
     limit: float
-    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    beside: "Clock | None" = None
+    scope: trio.CancelScope = attrs.field(init=False)
     _remaining: float | None = attrs.field(default=None, init=False)
     _holders: int = attrs.field(default=0, init=False)
 
     def __enter__(self) -> Self:
+        # A deadline from the start: each change of one costs a twentieth of a small rollout.
+        self.scope = trio.CancelScope(deadline=trio.current_time() + self.limit)
         if not self.gate.is_open:
-            self.wind()
             self.stop()
-        elif self.limit != math.inf:
-            # A new scope: each change of a deadline costs a twentieth of a small rollout, a deadline from the start nothing.
-            self.scope = trio.CancelScope(deadline=trio.current_time() + self.limit)
         self.gate._clocks[self] = None
+        self.scope.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
+    ) -> bool:
         del self.gate._clocks[self]
+        return self.scope.__exit__(kind, error, trace)
 
     def wind(self) -> None:
         """Start the whole limit again."""
@@ -63,6 +65,18 @@ class Clock:
         if self._remaining is None:
             self._remaining = self.scope.deadline - trio.current_time()
             self.scope.deadline = math.inf
+
+    @contextmanager
+    def stopped(self) -> Generator[None]:
+        """Stand still for the block, and the clock beside too."""
+        held = [self] if self.beside is None else [self, self.beside]
+        for clock in held:
+            clock.stop()
+        try:
+            yield
+        finally:
+            for clock in held:
+                clock.go()
 
     def go(self) -> None:
         """Go on with what was left, unless another holds it still."""
@@ -86,10 +100,10 @@ class Passage(Clock):
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    ) -> bool:
         del self.gate._inside[self]
         self.gate.changed.notify()
+        return super().__exit__(kind, error, trace)
 
 
 @final
@@ -119,12 +133,12 @@ class Gate:
             await self._outside.park()
 
     # Not generators: at two a rollout those were a twentieth of its cost.
-    def turn(self, seconds: float | None) -> Passage:
-        """Register one turn for a ``with`` block; the caller enters its scope too, whose deadline stands still while the gate is closed."""
-        return Passage(self, limit_of(seconds), epoch=self.epoch)
+    def turn(self, seconds: float | None, *, beside: Clock | None = None) -> Passage:
+        """One turn, for a ``with`` block that it may take so many seconds of, those apart in which the gate is closed."""
+        return Passage(self, limit_of(seconds), beside, epoch=self.epoch)
 
     def clock(self, seconds: float | None) -> Clock:
-        """Register a time limit for a ``with`` block; the caller enters its scope too, and winds it up again whenever something moves."""
+        """A time limit for a ``with`` block; the caller winds it up again whenever something moves."""
         return Clock(self, limit_of(seconds))
 
     def close(self) -> None:
@@ -156,19 +170,6 @@ class Gate:
 
 def nothing_moved() -> None:
     """In place of winding a clock, for what nobody watches: a stream that is wanted for its tokens' sake, a tool's output."""
-
-
-@contextmanager
-def standing_still(*clocks: Clock | None) -> Generator[None]:
-    """Stop these clocks for the block."""
-    held = [clock for clock in clocks if clock is not None]
-    for clock in held:
-        clock.stop()
-    try:
-        yield
-    finally:
-        for clock in held:
-            clock.go()
 
 
 def limit_of(seconds: float | None) -> float:

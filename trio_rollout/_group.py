@@ -4,15 +4,15 @@ The first failure ends the attempt and so cancels the siblings; nothing of an at
 """
 
 import math
-from collections.abc import Awaitable
 
 import attrs
 import trio
 
 from ._attempt import UNWANTED, Attempt, Dropped, Finished, Outcome, Result, Unfinished, is_unwanted
+from ._core.copies import copied
 from ._core.enums import Cause, Status
-from ._core.values import Group, Trajectory
-from ._gate import Clock, deadline_after, limit_of
+from ._core.values import Group, Prompt, Trajectory
+from ._gate import deadline_after, limit_of
 from ._recipe import Recipe, untouched
 from ._rollout import RolloutHandle
 from ._scoring import group_scored, reward_of, verdict_on
@@ -61,10 +61,10 @@ def _require_wanted(attempt: Attempt, sample: int | None = None) -> None:
 async def _group_of(attempt: Attempt, recipe: Recipe, slots: SlotLease) -> Result:
     rows: dict[int, Trajectory] = {}
     rollouts = attempt.generating
+    name = f"rollout {attempt.id} attempt {attempt.number} index"
     async with trio.open_nursery() as nursery:
         for index in range(rollouts):
-            name = f"rollout {attempt.id} attempt {attempt.number} index {index}"
-            nursery.start_soon(_one_rollout, attempt, recipe, slots, index, rows, name=name)
+            nursery.start_soon(_one_rollout, attempt, recipe, slots, index, rows, name=f"{name} {index}")
     if len(rows) < rollouts:  # a group of kept Cancelleds, which nobody could tell from a real one
         raise GenerateError(UNWANTED)
     group = Group(
@@ -101,50 +101,41 @@ async def _one_rollout(
 
 
 async def _scored_rollout(attempt: Attempt, recipe: Recipe, index: int, deadline: float) -> Trajectory:
+    prompt = untouched(attempt.prompt)
+    rollout = RolloutHandle(attempt, recipe, prompt, index, min(deadline, attempt.deadline))
     try:
-        trajectory = _accepted(await _made(attempt, recipe, index, deadline), attempt, index)
+        if limit_of(recipe.settings.deadlines.no_progress) == math.inf:
+            made: object = await recipe.generate(prompt, rollout)
+        else:
+            made = await _watched(attempt, recipe, prompt, rollout)
+        trajectory = _accepted(made, attempt, index)
     finally:
         attempt.generating -= 1
-    # The trainer gets the source's own prompt, whatever user code did to the copy it was given.
-    return attrs.evolve(trajectory, prompt=attempt.prompt, reward=await reward_of(trajectory, recipe))
-
-
-def _made(attempt: Attempt, recipe: Recipe, index: int, deadline: float) -> Awaitable[object]:
-    """What the generate function returned, watched for progress if there is a limit to its absence."""
-    end = min(deadline, attempt.deadline)
-    if limit_of(recipe.settings.deadlines.no_progress) == math.inf:
-        return _generated(attempt, recipe, index, end, None)
-    return _watched(attempt, recipe, index, end)
-
-
-async def _watched(attempt: Attempt, recipe: Recipe, index: int, end: float) -> object:
-    limit = recipe.settings.deadlines.no_progress
-    with recipe.gate.clock(limit) as clock, clock.scope:
-        return await _generated(attempt, recipe, index, end, clock)
-    raise await attempt.give_up(Cause.NO_PROGRESS, f"rollout {index}: nothing new for {limit} s")
-
-
-async def _generated(attempt: Attempt, recipe: Recipe, index: int, end: float, progress: Clock | None) -> object:
-    prompt = untouched(attempt.prompt)
-    rollout = RolloutHandle(attempt, recipe, prompt, index, end, progress)
-    try:
-        return await recipe.generate(prompt, rollout)
-    finally:
         rollout.is_over = True
         if rollout.opened_tools is not None:
             await rollout.opened_tools.aclose()  # noqa: ASYNC102  it shields and bounds itself
+    # The trainer gets the source's own prompt, whatever user code did to the copy it was given.
+    return copied(trajectory, {"prompt": attempt.prompt, "reward": await reward_of(trajectory, recipe)})
+
+
+async def _watched(attempt: Attempt, recipe: Recipe, prompt: Prompt, rollout: RolloutHandle) -> object:
+    limit = recipe.settings.deadlines.no_progress
+    with recipe.gate.clock(limit) as rollout.progress:
+        return await recipe.generate(prompt, rollout)
+    raise await attempt.give_up(Cause.NO_PROGRESS, f"rollout {rollout.index}: nothing new for {limit} s")
 
 
 def _accepted(trajectory: object, attempt: Attempt, index: int) -> Trajectory:
-    where = f"generate function, group {attempt.id}, rollout {index}"
     if not isinstance(trajectory, Trajectory):
-        raise GenerateError(f"{where}: a Trajectory wanted, got {type(trajectory).__name__}")
-    if trajectory.status in {Status.ABORTED, Status.FAILED}:
+        why = f"a Trajectory wanted, got {type(trajectory).__name__}"
+    elif trajectory.status is Status.ABORTED or trajectory.status is Status.FAILED:
         reason = f": {trajectory.error}" if trajectory.error else ""
-        raise GenerateError(f"{where}: returned a trajectory that is {trajectory.status.value}{reason}")
-    if not any(segment.response_length for segment in trajectory.segments):
-        raise GenerateError(f"{where}: returned a trajectory without one token")
-    return trajectory if trajectory.index == index else attrs.evolve(trajectory, index=index)
+        why = f"returned a trajectory that is {trajectory.status.value}{reason}"
+    elif not any(segment.response_length for segment in trajectory.segments):
+        why = "returned a trajectory without one token"
+    else:
+        return trajectory if trajectory.index == index else attrs.evolve(trajectory, index=index)
+    raise GenerateError(f"generate function, group {attempt.id}, rollout {index}: {why}")
 
 
 __all__ = ["Unfinished", "run_attempt"]

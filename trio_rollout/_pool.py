@@ -93,10 +93,23 @@ class Pool:
             bound=self.ready.bound,
             exhausted=self.exhausted,
             fresh_room=self.freshness.room(under_way + len(self.ready)),
-            ahead=max(1, self.slots.total // per_group // _AHEAD),
+            ahead=self._ahead(),
             resting=self.book.count(State.WAITING) - len(self.queue),
             most_resting=self.slots.total // per_group,
         )
+
+    # These two are asked whenever a rollout ends, and seven times of eight no whole group fits: then the slots alone say no.
+    def _may_start(self) -> bool:
+        return self.slots.free >= self.recipe.settings.samples_per_prompt and startable(self.load()) > 0
+
+    def _may_pull(self) -> bool:
+        return len(self.queue) < self._ahead() + self._fitting() and pullable(self.load()) > 0
+
+    def _fitting(self) -> int:
+        return self.slots.free // self.recipe.settings.samples_per_prompt
+
+    def _ahead(self) -> int:
+        return max(1, self.slots.total // self.recipe.settings.samples_per_prompt // _AHEAD)
 
     async def _note_obstacles(self) -> None:
         while True:
@@ -104,7 +117,7 @@ class Pool:
 
     async def _pull(self) -> None:
         while not self.exhausted:
-            await self.changed.wait_until(lambda: pullable(self.load()) > 0)
+            await self.changed.wait_until(self._may_pull)
             try:
                 await self._pull_some(pullable(self.load()))
             except Exception as error:  # noqa: BLE001  the boundary of the source: its failure becomes the engine's
@@ -128,7 +141,7 @@ class Pool:
 
     async def _admit(self, attempts: trio.Nursery) -> None:
         while True:
-            await self.changed.wait_until(lambda: startable(self.load()) > 0)
+            await self.changed.wait_until(self._may_start)
             for _ in range(startable(self.load())):
                 self._start(attempts)
 

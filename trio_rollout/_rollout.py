@@ -35,7 +35,8 @@ class RolloutHandle:
     _prompt: Prompt
     index: int
     deadline: float
-    _progress: Clock | None
+    progress: Clock | None = attrs.field(default=None, init=False)
+    """Wound up whenever something moves, if there is a limit to how long nothing may."""
     opened_tools: "RolloutTools | None" = attrs.field(default=None, init=False)
     """Its tools, once it has asked for them: most rollouts run no command, and pay for none."""
     _turns: int = attrs.field(default=0, init=False)
@@ -58,7 +59,7 @@ class RolloutHandle:
         self._refuse_if_over("tools")
         if self.opened_tools is None:
             self.opened_tools = self._recipe.new_tools(
-                deadline=self.deadline, on_output=nothing_moved if self._progress is None else self._progress.wind
+                deadline=self.deadline, on_output=nothing_moved if self.progress is None else self.progress.wind
             )
         return self.opened_tools
 
@@ -95,8 +96,8 @@ class RolloutHandle:
                 input_ids,
                 self._sampling(sampling),
                 affinity=f"{self._attempt.id}#{self.attempt}.{self.index}",
-                extra={**self._prompt.extra, **extra},
-                progress=self._progress,
+                extra={**self._prompt.extra, **extra} if extra else self._prompt.extra,
+                progress=self.progress,
                 on_tokens=on_tokens,
             )
         except ContextFull:

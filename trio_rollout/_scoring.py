@@ -38,10 +38,15 @@ async def reward_of(trajectory: Trajectory, recipe: Recipe) -> Score | None:
     if reward is None:
         return trajectory.reward
 
-    async def once() -> Score:
-        return _checked(await reward(trajectory), f"reward of rollout {trajectory.index}")
+    def accept(score: object) -> Score:
+        return _checked(score, f"reward of rollout {trajectory.index}")
 
-    return await _tried(once, recipe, f"reward of group {trajectory.prompt.group_id}, rollout {trajectory.index}")
+    return await _tried(
+        lambda: reward(trajectory),
+        accept,
+        recipe,
+        lambda: f"reward of group {trajectory.prompt.group_id}, rollout {trajectory.index}",
+    )
 
 
 async def group_scored(group: Group, recipe: Recipe) -> Group:
@@ -50,15 +55,14 @@ async def group_scored(group: Group, recipe: Recipe) -> Group:
     if group_reward is None:
         return group
 
-    async def once() -> list[Score]:
-        scores: object = await group_reward(group)
+    def accept(scores: object) -> list[Score]:
         if not isinstance(scores, Sequence) or len(scores) != len(group.trajectories):
             raise RewardError(
                 f"group reward of {group.id}: {len(group.trajectories)} rewards wanted, got {_shown(scores)}"
             )
         return [_checked(score, f"group reward {index} of {group.id}") for index, score in enumerate(scores)]
 
-    scores = await _tried(once, recipe, f"group reward of {group.id}")
+    scores = await _tried(lambda: group_reward(group), accept, recipe, lambda: f"group reward of {group.id}")
     rows = [attrs.evolve(row, reward=score) for row, score in zip(group.trajectories, scores, strict=True)]
     return attrs.evolve(group, trajectories=rows)
 
@@ -69,42 +73,48 @@ async def verdict_on(group: Group, recipe: Recipe) -> Keep | Drop:
     if group_filter is None:
         return Keep()
 
-    async def once() -> Keep | Drop:
-        verdict: object = await group_filter(group)
+    def accept(verdict: object) -> Keep | Drop:
         if not isinstance(verdict, Keep | Drop):
             raise RewardError(f"group filter of {group.id}: Keep() or Drop(reason) wanted, got {_shown(verdict)}")
         return verdict
 
-    return await _tried(once, recipe, f"group filter of {group.id}")
+    return await _tried(lambda: group_filter(group), accept, recipe, lambda: f"group filter of {group.id}")
 
 
-async def _tried(once: Callable[[], Awaitable[T]], recipe: Recipe, what: str) -> T:
+async def _tried(
+    once: Callable[[], Awaitable[object]], accept: Callable[[object], T], recipe: Recipe, what: Callable[[], str]
+) -> T:
+    """What user code answers within its time, once it is acceptable. ``what``: its name, put together for errors only."""
     retry, seconds = recipe.settings.retry, recipe.settings.deadlines.reward
     number = 0
     while True:
         number += 1
         try:
-            return await _in_time(once, seconds, what)
+            return accept(await _in_time(once, seconds, what))
         except Exception as error:
             if number >= retry.max_attempts:
                 raise
             why = failure_of(error)
-            _LOGGER.warning("%s: try %d of %d failed: %s", what, number, retry.max_attempts, why)
+            _LOGGER.warning("%s: try %d of %d failed: %s", what(), number, retry.max_attempts, why)
         await wait_s(retry_wait_s(number, retry=retry, rng=recipe.ports.random))
 
 
-async def _in_time(once: Callable[[], Awaitable[T]], seconds: float | None, what: str) -> T:
+async def _in_time(once: Callable[[], Awaitable[object]], seconds: float | None, what: Callable[[], str]) -> object:
     with trio.CancelScope(deadline=deadline_after(seconds)):
         try:
             return await once()
         except trio.Cancelled as error:
             if is_unwanted():
-                raise RewardError(f"{what}: {UNWANTED}") from error  # noqa: ASYNC104  no scope's Cancelled
+                raise RewardError(f"{what()}: {UNWANTED}") from error  # noqa: ASYNC104  no scope's Cancelled
             raise
-    raise RewardError(f"{what}: no answer within its deadline of {seconds} s")
+    raise RewardError(f"{what()}: no answer within its deadline of {seconds} s")
 
 
 def _checked(score: object, what: str) -> Score:
+    if type(score) is float and math.isfinite(
+        score
+    ):  # what most scorers return; the abstract classes cost a microsecond each
+        return score
     if isinstance(score, Mapping):
         return {str(name): _number(value, f"{what}, {name!r}") for name, value in score.items()}
     return _number(score, what)

@@ -20,6 +20,8 @@ class StateChange:
 
     def notify(self) -> None:
         """Let every waiter whose condition holds look at it again."""
+        if not self._waiting:
+            return
         for task, condition in tuple(self._waiting.items()):
             if _may_hold(condition):
                 del self._waiting[task]

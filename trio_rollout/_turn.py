@@ -5,7 +5,6 @@ it has: wait for the gate, resubmit prompt and tokens with what is left of ``max
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TypeAlias
 
 import attrs
@@ -17,7 +16,7 @@ from ._core.failures import failure_of
 from ._core.sampling import SamplingParams
 from ._core.turns import context_after, is_used_up, merge, remaining
 from ._core.values import Failure, Turn
-from ._gate import Clock, nothing_moved, standing_still
+from ._gate import Clock, nothing_moved
 from ._recipe import Recipe
 from .abc import ModelInput, OnTokens
 from .errors import ContextFull, ServerLost
@@ -116,10 +115,11 @@ async def _call_once(
     gate, seconds = recipe.gate, recipe.settings.deadlines.turn
     moved = progress.wind if progress is not None else nothing_moved if recipe.settings.partial else None
     answer: Turn | None = None
-    await gate.wait()
+    if not gate.is_open:
+        await gate.wait()
     if attempt.begun is None:
         attempt.begun = gate.version
-    with gate.turn(seconds) as passage, passage.scope:
+    with gate.turn(seconds, beside=progress) as passage:
         try:
             answer = await recipe.servers.generate(
                 prompt,
@@ -128,7 +128,7 @@ async def _call_once(
                 extra=extra,
                 moved=moved,
                 on_tokens=on_tokens,
-                waiting=partial(standing_still, passage, progress),
+                waiting=passage.stopped,
             )
         except ServerLost as error:
             return _lost(error, attempt)

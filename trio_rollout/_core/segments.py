@@ -102,7 +102,7 @@ def _only_row(turn: Turn) -> Segment:
     return Segment(
         tokens=np.concatenate((turn.prompt_ids, turn.output_ids)),
         response_length=size,
-        loss_mask=np.ones(size, np.uint8),
+        loss_mask=np.frombuffer(b"\x01" * size, np.uint8),  # read-only as it is
         log_probs=turn.log_probs,
         versions=_joined(turn.versions),
         text=turn.text,
@@ -128,4 +128,6 @@ def _add_span(spans: list[VersionSpan], start: int, stop: int, version: int) -> 
 
 def status_of(stop: Stop) -> Status:
     """The status that a last turn's stop reason means."""
-    return {Stop.STOP: Status.COMPLETED, Stop.LENGTH: Status.TRUNCATED, Stop.ABORT: Status.ABORTED}[stop]
+    if stop is Stop.STOP:
+        return Status.COMPLETED
+    return Status.TRUNCATED if stop is Stop.LENGTH else Status.ABORTED

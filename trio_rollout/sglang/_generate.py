@@ -1,6 +1,6 @@
 """One generate call: tries on servers, one after the other, until there is a Turn or a reason why there is none."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import final
 
@@ -8,8 +8,9 @@ import attrs
 import trio
 
 from .._backoff import backoff_s, wait_s
+from .._core.sampling import SamplingParams
 from .._core.values import Turn
-from ..abc import OnTokens
+from ..abc import ModelInput, OnTokens
 from ..errors import ServerBusy, ServerError
 from ._call import Call
 from ._fleet import Fleet
@@ -25,17 +26,22 @@ class Generation:
     """The tries of one request. ``abort_s``: how long leaving it may take once it was sent."""
 
     fleet: Fleet
-    request: GenerateRequest
+    input_ids: ModelInput
+    sampling: SamplingParams
+    extra: Mapping[str, object]
     affinity: str | None
     abort_s: float
     moved: Callable[[], None] | None = None
     on_tokens: OnTokens | None = None
     waiting: Callable[[], AbstractContextManager[None]] = nullcontext
-    _refusals: int = 0
+    request: GenerateRequest = attrs.field(init=False)
+    _refusals: int = attrs.field(default=0, init=False)
 
     async def run(self) -> Turn:
         """Try until there is an answer; see ``InferenceServers.generate``."""
         fleet = self.fleet
+        streams = self.moved is not None or self.on_tokens is not None
+        self.request = fleet.requests.encode(self.input_ids, self.sampling, self.extra, stream=streams)
         while True:
             server = fleet.choose_now(self.affinity)
             if server is None:
@@ -54,8 +60,8 @@ class Generation:
 
     async def _on(self, server: Server) -> Turn | None:
         """One try on this server; None: nothing was sent, or the server had closed the connection before it could answer."""
-        for fresh in (False, True):
-            exchange = None if fresh else server.work.take_idle()
+        exchange = server.work.take_idle()
+        while True:
             if exchange is None:
                 exchange = await self._connect(server)
                 if exchange is None:
@@ -68,7 +74,7 @@ class Generation:
             if response is not None:
                 turn = self.fleet.decoding.turn_now(call, response)
                 return self._told(call, turn or await self.fleet.decoding.turn(call, response))
-        raise AssertionError("a new connection is never taken for a stale one")
+            exchange = None  # that one was stale, which a new connection never is
 
     def _stream(self) -> StreamDecoder | None:
         if self.moved is None and self.on_tokens is None:
@@ -94,12 +100,27 @@ class Generation:
 
     async def _exchange(self, call: Call, exchange: Exchange) -> Response | None:
         """Send and receive; None if a reused connection ended before one byte of the answer."""
+        server = call.server
+        if call.stream is not None:
+            exchange.observe(EVENT_STREAM, call.stream.feed)
+        server.requests += 1
         try:
-            return await self._send_and_receive(call, exchange)
+            if not exchange.send_now(post_request(server.generate_head, self.request.body(call.rid))):
+                await exchange.send_rest()
+            server.sent += 1
+            try:
+                return await exchange.receive()
+            except trio.Cancelled:
+                call.unwatch()
+                with trio.move_on_after(self.abort_s - look_s(self.abort_s), shield=True):
+                    await read_on(call, exchange)
+                raise
+            finally:
+                server.sent -= 1
         except ConnectionBroken as error:
             with trio.move_on_after(self.abort_s, shield=True):
                 if exchange.sent or error.answered:
-                    await abort_once(self.fleet, call.server, call.rid)
+                    await abort_once(self.fleet, server, call.rid)
             if exchange.reused and not error.answered:
                 return None
             raise call.lost(str(error)) from error
@@ -111,24 +132,6 @@ class Generation:
                     await close_unanswered(self.fleet, call, exchange)
             count_late(self.fleet, call, exchange)
             raise
-
-    async def _send_and_receive(self, call: Call, exchange: Exchange) -> Response:
-        server = call.server
-        if call.stream is not None:
-            exchange.observe(EVENT_STREAM, call.stream.feed)
-        server.requests += 1
-        if not exchange.send_now(post_request(server.generate_head, self.request.body(call.rid))):
-            await exchange.send_rest()
-        server.sent += 1
-        try:
-            return await exchange.receive()
-        except trio.Cancelled:
-            call.unwatch()
-            with trio.move_on_after(self.abort_s - look_s(self.abort_s), shield=True):
-                await read_on(call, exchange)
-            raise
-        finally:
-            server.sent -= 1
 
     def _note_busy(self, server: Server, busy: ServerBusy) -> None:
         settings = self.fleet.settings

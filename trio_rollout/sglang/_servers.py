@@ -1,12 +1,12 @@
 """The servers as users and the engine see them, and the scope in which they exist."""
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, final
+from typing import Any, Final, final
 
 import attrs
 import httpx  # noqa: ASYNC127  the client users have
@@ -85,7 +85,7 @@ class SGLangServers:
     def _checked(self, ids: Sequence[int]) -> ModelInput:
         return checked_ids(ids, self._fleet.requests.vocab_size)
 
-    async def generate(
+    def generate(  # returns the coroutine that does it: one less for each request in flight
         self,
         input_ids: ModelInput,
         sampling: SamplingParams,
@@ -95,7 +95,7 @@ class SGLangServers:
         moved: Callable[[], None] | None = None,
         on_tokens: OnTokens | None = None,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> Turn:
+    ) -> Coroutine[Any, Any, Turn]:
         """Sample one turn on one server; an aborted one returns with stop ABORT and the tokens it has.
 
         The server is the one that last had this ``affinity`` while it can be used, else the least loaded one. A busy server
@@ -114,10 +114,9 @@ class SGLangServers:
           ServerError: any other failure.
 
         """
-        request = self._fleet.requests.encode(
-            input_ids, sampling, extra, stream=not (moved is None and on_tokens is None)
-        )
-        return await Generation(self._fleet, request, affinity, self._abort_s, moved, on_tokens, waiting).run()
+        return Generation(
+            self._fleet, input_ids, sampling, extra, affinity, self._abort_s, moved, on_tokens, waiting
+        ).run()
 
     async def pause(self, mode: PauseMode) -> None:
         """Pause every server that is not lost; nothing is sent to any of them until ``resume``.
