@@ -96,14 +96,14 @@ class Passage(Clock):
 
     def __enter__(self) -> Self:
         self.gate._inside[self] = None
-        return super().__enter__()
+        return Clock.__enter__(self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> bool:
         del self.gate._inside[self]
         self.gate.changed.notify()
-        return super().__exit__(kind, error, trace)
+        return Clock.__exit__(self, kind, error, trace)
 
 
 @final

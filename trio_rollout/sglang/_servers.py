@@ -34,7 +34,7 @@ from ._reaper import reap
 from ._settings import ServerSettings
 from ._startup import context_length_of, discover, meet, proxy_of, servers_of, vocab_size_of
 from ._transport import ServersTransport
-from ._wire import RequestEncoder, checked_ids
+from ._wire import RequestEncoder
 
 _log: Final = logging.getLogger("trio_rollout.sglang")
 _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
@@ -71,19 +71,17 @@ class SGLangServers:
           RequestRejected: messages without a tokenizer, or a token id outside the vocabulary.
 
         """
+        requests, tokenizer = self._fleet.requests, self._tokenizer
         if prompt.input_ids is not None:
-            return checked_ids(prompt.input_ids, self._fleet.requests.vocab_size)
+            return requests.checked(prompt.input_ids)
         if prompt.text is not None:
-            return prompt.text if self._tokenizer is None else self._checked(self._tokenizer.encode(prompt.text))
-        if self._tokenizer is None:
+            return prompt.text if tokenizer is None else requests.checked(tokenizer.encode(prompt.text))
+        if tokenizer is None:
             raise RequestRejected(
                 f"prompt {prompt.id!r} has messages, but there is no tokenizer to turn them into ids: "
                 "give open_sglang_servers(tokenizer=...)"
             )
-        return self._checked(self._tokenizer.apply_chat_template(prompt.messages or ()))
-
-    def _checked(self, ids: Sequence[int]) -> ModelInput:
-        return checked_ids(ids, self._fleet.requests.vocab_size)
+        return requests.checked(tokenizer.apply_chat_template(prompt.messages or ()))
 
     def generate(  # returns the coroutine that does it: one less for each request in flight
         self,

@@ -26,7 +26,6 @@ from ._errors import error_of as error_of
 from ._errors import words_of as words_of
 from ._request import GenerateRequest as GenerateRequest
 from ._request import RequestEncoder as RequestEncoder
-from ._request import checked_ids as checked_ids
 from ._stream import StreamDecoder as StreamDecoder
 from ._stream import nothing_moved as nothing_moved
 from ._versions import DEFAULT_VERSION as DEFAULT_VERSION

@@ -1,6 +1,5 @@
 """A /generate request: encoded once, sent any number of times, each time under a fresh rid."""
 
-from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, final
 
@@ -62,14 +61,6 @@ def _sampling_fields(sampling: SamplingParams) -> dict[str, object]:
     return fields
 
 
-def _array_of(ids: list[int]) -> IdArray:
-    """As ``id_array`` does, at a quarter of its cost; whatever this refuses is explained by that."""
-    try:
-        return np.frombuffer(bytes(array("i", ids)), np.int32)
-    except (TypeError, OverflowError):
-        return id_array(ids)
-
-
 def checked_ids(input_ids: Sequence[int] | npt.NDArray[Any], vocab_size: int | None) -> IdArray:
     """Token ids as an array.
 
@@ -78,7 +69,7 @@ def checked_ids(input_ids: Sequence[int] | npt.NDArray[Any], vocab_size: int | N
 
     """
     try:
-        ids = _array_of(input_ids) if type(input_ids) is list else id_array(input_ids)
+        ids = id_array(input_ids)
     except (TypeError, ValueError) as error:
         raise RequestRejected(f"input_ids: {error}") from error
     if not len(ids):
@@ -103,8 +94,13 @@ class RequestEncoder:
 
     vocab_size: int | None
     context_length: int | None = None
-    _last_ids: tuple[object, GenerateRequest] | None = None
+    _last_ids: tuple[IdArray, GenerateRequest] | None = None
     _last: tuple[SamplingParams, bool, bytes] | None = None
+
+    def checked(self, input_ids: Sequence[int] | npt.NDArray[Any]) -> IdArray:
+        """As ``checked_ids``, which has seen the prompt of a group's other samples already."""
+        last = self._last_ids
+        return last[0] if last is not None and last[0] is input_ids else checked_ids(input_ids, self.vocab_size)
 
     def encode(
         self,
@@ -143,7 +139,7 @@ class RequestEncoder:
         if last is not None and last[0] is model_input:
             known = last[1]
             return known if known.rest is rest else GenerateRequest(known.prompt_ids, known.prompt, rest)
-        ids = checked_ids(model_input, self.vocab_size)
+        ids = self.checked(model_input)
         listed = model_input if type(model_input) is list else ids.tolist()
         request = GenerateRequest(ids, b'"input_ids":%b' % _encode(listed), rest)
         if ids is model_input:  # read-only, and nobody else's
