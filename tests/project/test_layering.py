@@ -29,7 +29,7 @@ TYPES_ONLY = {f"trio_rollout.{here}": "trio_rollout.tools.RolloutTools" for here
 
 # What values and decisions may be made of. Nothing here has a clock, a file, a socket or a source of randomness.
 CORE_IMPORTS = {
-    "abc", "attrs", "base64", "bisect", "collections", "contextlib", "copy", "enum", "fractions", "functools", "hashlib",
+    "abc", "array", "attrs", "base64", "bisect", "collections", "contextlib", "copy", "enum", "fractions", "functools", "hashlib",
     "heapq", "itertools", "math", "numpy", "operator", "re", "textwrap", "traceback", "types", "typing",
 }  # fmt: skip
 
