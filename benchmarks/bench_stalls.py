@@ -8,10 +8,9 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import attrs
 import click
 import trio
-from harness.bodies import make_body
+from harness.answer import answer_of, asked_for
 from harness.fake import FakeServer, Latency, fake_server
 from harness.meter import quantile
 from harness.report import Report, bars, header, options
@@ -20,31 +19,10 @@ from harness.trio_world import SETTINGS
 
 from trio_rollout import SamplingParams, open_sglang_servers
 from trio_rollout.sglang import SGLangServers
-from trio_rollout.sglang._wire import GenerateRequest, RequestEncoder, decode_turn
+from trio_rollout.sglang._wire import decode_turn
 
-RID = "0" * 32
 TICK_S = 0.001
 BETWEEN_S = 0.02
-
-
-@attrs.frozen
-class Asked:
-    """What the decoder wants to know of a request."""
-
-    request: GenerateRequest
-    attempted: str = "POST /generate"
-    rid: str = RID
-
-    def version_of(self, _name: object, /) -> int:
-        """Any."""
-        return 0
-
-
-def answer_of(tokens: int) -> bytes:
-    """A whole answer."""
-    head, tail = make_body(tokens)
-    middle = f'{RID}","e2e_latency":1.5,"weight_version":"default","finish_reason":{{"type":"stop","matched":2}}'
-    return head + middle.encode() + tail
 
 
 async def excess(decode: Callable[[], Awaitable[object]], answers: int) -> list[float]:
@@ -73,8 +51,7 @@ async def measure(server: FakeServer, tokens: int, answers: int, rounds: int) ->
 
 
 async def _measured(servers: SGLangServers, tokens: int, answers: int, rounds: int) -> dict[str, list[Median | None]]:
-    body = answer_of(tokens)
-    asked = Asked(RequestEncoder(None).encode([1, 2, 3], SamplingParams(max_new_tokens=tokens), {}))
+    body, asked = answer_of(tokens), asked_for(tokens)
 
     async def nothing() -> None:
         await trio.lowlevel.checkpoint()

@@ -31,6 +31,7 @@ MINUTES = {
     "scale": 7.0,
     "cancel": 4.0,
     "long_tail": 4.0,
+    "decode": 0.5,
     "stalls": 1.0,
     "weight_update": 2.0,
     "faults": 4.0,

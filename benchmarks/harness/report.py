@@ -16,6 +16,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from trio_rollout.sglang._wire import _whole
+
 from .rounds import Median, Run
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -49,7 +51,8 @@ def header() -> dict[str, Any]:
         "load": os.getloadavg()[0],
         "system": platform.platform(),
         "python": platform.python_version(),
-        "versions": {package: _version(package) for package in _PACKAGES},
+        "versions": {package: _version(package) for package in _PACKAGES}
+        | {"decoding": "pure" if _whole.cut is None else "native"},
     }
 
 
