@@ -257,6 +257,19 @@ def test_noise_is_a_server_error_or_nothing(noise, cuts):
     assert decoder.cut_off(asked()) is None
 
 
+@pytest.mark.parametrize("before", [0, 3], ids=["first", "after whole answers"])
+def test_an_event_that_is_nested_without_end_is_a_server_error(before):
+    deep = b'data: {"meta_info":{"finish_reason":' + b"[" * 5000 + b"]" * 5000 + b"}}\n\ndata: [DONE]\n\n"
+    told = []
+    decoder = wire.StreamDecoder(on_tokens=told.append)
+    decoder.feed(events(before, incremental=False).replace(b"data: [DONE]\n\n", b"") + deep if before else deep)
+
+    with pytest.raises(ServerError, match="recursion"):
+        decoder.turn(asked())
+    assert decoder.cut_off(asked()) is None
+    assert len(told) <= before
+
+
 def test_whole_answers_are_not_decoded_one_by_one():
     """A long stream of whole answers costs one decoding, not one for each token."""
     decoder = decoded(events(300, incremental=False))

@@ -108,6 +108,10 @@ def test_a_text_prompt_comes_back_as_ids():
 DAMAGE = {
     "no JSON": (b"{", "no answer"),
     "another type": ([1, 2], "no answer"),
+    "nested without end": (
+        json.dumps(answer(meta={"x": 7})).replace("7}", "[" * 5000 + "]" * 5000 + "}").encode(),
+        "recursion",
+    ),
     "no meta_info": ({"text": "x", "output_ids": []}, "meta_info"),
     "no finish reason": (answer(meta={"finish_reason": "absent"}), "finish_reason"),
     "unfinished": (answer(meta={"finish_reason": None}), "finish_reason"),
@@ -194,7 +198,17 @@ def test_the_servers_words_are_found_in_every_shape_of_error(body):
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"<html>Bad Gateway</html>", b"\xff\xfe", b"[]", b"null", b"{}", b'{"error":null}']
+    "body",
+    [
+        b"",
+        b"<html>Bad Gateway</html>",
+        b"\xff\xfe",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"error":null}',
+        b"[" * 5000 + b"]" * 5000,
+    ],
 )
 def test_a_body_that_is_no_error_object_is_quoted(body):
     assert isinstance(wire.words_of(body), str)
@@ -428,6 +442,8 @@ def test_model_info_that_is_none_says_so():
         wire.decode_model_info("GET x", b'{"hello": "world"}')
     with pytest.raises(ServerError, match="no JSON"):
         wire.decode_model_info("GET x", b"<html>")
+    with pytest.raises(ServerError, match="no JSON"):
+        wire.decode_model_info("GET x", b'{"x":' * 5000 + b"1" + b"}" * 5000)
 
 
 # --- version names

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final, Protocol
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -14,7 +13,7 @@ from ..._core.enums import Stop
 from ..._core.values import Turn, VersionSpan
 from ...errors import ServerError
 from ._draft import LOG_PROBS, Draft
-from ._errors import error_of
+from ._errors import MALFORMED, error_of
 from ._extras import take_extras
 from ._request import GenerateRequest
 from ._whole import Whole, decode_whole
@@ -47,7 +46,7 @@ class Asked(Protocol):
         ...
 
 
-def damaged(asked: Asked, error: msgspec.DecodeError, body: bytes | memoryview) -> ServerError:
+def damaged(asked: Asked, error: Exception, body: bytes | memoryview) -> ServerError:
     """The exception for an answer that can't be decoded."""
     start = bytes(body[:80])
     return ServerError(f"{asked.attempted}: answered 200 with what is no answer: {error}; it begins {start!r}")
@@ -68,7 +67,7 @@ def decode_turn(body: bytes | memoryview, asked: Asked) -> Turn:
     """
     try:
         answer = decode_whole(body)
-    except msgspec.DecodeError as error:  # ValidationError is one of them
+    except MALFORMED as error:
         raise damaged(asked, error, body) from error
     return turn_of(answer, asked)
 

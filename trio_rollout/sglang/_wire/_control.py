@@ -9,6 +9,7 @@ import msgspec
 
 from ..._core.enums import PauseMode
 from ...errors import ServerError
+from ._errors import MALFORMED
 
 GENERATE: Final = "/generate"
 ABORT: Final = "/abort_request"
@@ -57,7 +58,7 @@ class ModelInfo:
 def _object(attempted: str, body: bytes) -> Mapping[str, Any]:
     try:
         value = msgspec.json.decode(body)
-    except msgspec.DecodeError as error:
+    except MALFORMED as error:
         raise ServerError(f"{attempted}: answered with what is no JSON: {bytes(body[:80])!r}") from error
     if not isinstance(value, dict):
         raise ServerError(f"{attempted}: answered {type(value).__name__}, expected an object")

@@ -88,6 +88,7 @@ def decode_draft(body: bytes | memoryview) -> Draft:
 
     Raises:
       msgspec.DecodeError: it is none; ValidationError, which is one, names the place.
+      RecursionError: something in it is nested too deeply.
 
     """
     try:

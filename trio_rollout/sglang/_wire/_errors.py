@@ -7,6 +7,8 @@ import msgspec
 
 from ...errors import RequestRejected, ServerBusy, ServerError
 
+MALFORMED: Final = (msgspec.DecodeError, RecursionError)
+"""What decoding JSON raises: it is none, or nested too deeply to be looked into."""
 _BUSY: Final = frozenset({
     HTTPStatus.REQUEST_TIMEOUT,
     HTTPStatus.TOO_EARLY,
@@ -35,7 +37,7 @@ def words_of(body: bytes | memoryview) -> str:
     raw = bytes(body)
     try:
         words = _message_in(msgspec.json.decode(raw))
-    except msgspec.DecodeError:
+    except MALFORMED:
         words = None
     text = words if words is not None else raw.decode("utf-8", "replace").strip()
     return text if len(text) <= _WORDS_LIMIT else f"{text[:_WORDS_LIMIT]}… ({len(text)} characters)"

@@ -14,7 +14,7 @@ from ..._core.values import Turn
 from ...errors import ServerError
 from ._answer import Asked, damaged, turn_of
 from ._draft import Draft, decode_draft
-from ._errors import error_of, words_of
+from ._errors import MALFORMED, error_of, words_of
 from ._whole import Whole, decode_whole
 
 _DATA: Final = b"data:"
@@ -46,7 +46,7 @@ class StreamDecoder:
         self._newest = b""
         self._parts: Draft | None = None
         self._whole: bool | None = None
-        self._failure: tuple[msgspec.DecodeError, bytes] | None = None
+        self._failure: tuple[Exception, bytes] | None = None
         self._refusal: bytes | None = None
 
     @property
@@ -84,13 +84,13 @@ class StreamDecoder:
             return tuple(self._parts.output_ids) if self._parts is not None else ()
         try:
             return msgspec.json.decode(self._newest, type=_Ids).output_ids
-        except msgspec.DecodeError:
+        except MALFORMED:
             return ()  # the end of the stream says what is wrong
 
     def _decode(self, payload: bytes) -> None:
         try:
             draft = decode_draft(payload)
-        except msgspec.DecodeError as error:
+        except MALFORMED as error:
             self._failure = self._failure or (error, payload)
             return
         before = self._parts
@@ -123,7 +123,7 @@ class StreamDecoder:
             raise damaged(asked, *self._failure)
         try:
             answer: Whole | Draft | None = decode_whole(self._newest) if self._whole else self._so_far()
-        except msgspec.DecodeError as error:
+        except MALFORMED as error:
             raise damaged(asked, error, self._newest) from error
         if answer is None or not self.done or answer.meta.get("finish_reason") is None:
             return None
@@ -138,7 +138,7 @@ class StreamDecoder:
             draft.cut(min(len(draft.output_ids), len(draft.log_probs or ())))
             draft.meta |= {"finish_reason": {"type": "abort", "message": "the stream was cut off"}}
             return turn_of(draft, asked)
-        except (ServerError, msgspec.DecodeError):
+        except (ServerError, *MALFORMED):
             return None  # the tokens are not worth more than the error that cut the stream off
 
 
@@ -155,6 +155,6 @@ def _refusal_of(attempted: str, payload: bytes) -> ServerError:
     try:
         event: Any = msgspec.json.decode(payload)
         code = event["error"]["code"]
-    except (msgspec.DecodeError, TypeError, KeyError):
+    except (*MALFORMED, TypeError, KeyError):
         code = None
     return error_of(attempted, code if isinstance(code, int) else _UNKNOWN_STATUS, words_of(payload))

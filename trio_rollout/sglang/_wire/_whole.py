@@ -46,6 +46,7 @@ def decode_whole(body: bytes | memoryview) -> Whole | Draft:
 
     Raises:
       msgspec.DecodeError: it is none; ValidationError, which is one, names the place.
+      RecursionError: something in it is nested too deeply.
 
     """
     if cut is None or (found := cut(body)) is None:
