@@ -96,7 +96,8 @@ class Passage(Clock):
 
     def __enter__(self) -> Self:
         self.gate._inside[self] = None
-        return Clock.__enter__(self)
+        Clock.__enter__(self)
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
