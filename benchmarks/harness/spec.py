@@ -14,7 +14,7 @@ class Spec:
     ``groups``: how many there are; None: no end. ``warm``: answers before a window begins (default: as many as slots);
     ``window``: how long it lasts at least, until ``answers`` have come
     (default: as many as slots). ``limit``: when a job that has not ended is given up. ``reward_fails_mod``: the reward of
-    the first try of every prompt whose number is 3 modulo this raises.
+    the first try of every prompt whose number is 3 modulo this raises. ``native``: answers may be decoded by the C extension.
     """
 
     url: str
@@ -33,6 +33,7 @@ class Spec:
     backoff_s: float = 0.5
     reward_fails_mod: int = 0
     mode: str = "abort"
+    native: bool = True
 
     @property
     def port(self) -> int:

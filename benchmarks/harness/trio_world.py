@@ -24,6 +24,7 @@ from trio_rollout.abc import Rollout
 from trio_rollout.errors import EndOfData
 from trio_rollout.sglang import ServerSettings
 from trio_rollout.sglang._http import Pool, parse_url, post_head, post_request, socket_connector
+from trio_rollout.sglang._wire import _whole
 
 from .bodies import VOCABULARY
 from .jobs import Done, Hooks
@@ -96,6 +97,8 @@ class TrioWorld:
     async def engine(self, spec: Spec, hooks: Hooks) -> AsyncGenerator[_Running]:
         """See ``World``."""
         sampling = SamplingParams(max_new_tokens=spec.tokens)
+        if not spec.native:
+            _whole.cut = None
 
         async def generate(prompt: Prompt, rollout: Rollout) -> Trajectory:
             del prompt
