@@ -115,7 +115,7 @@ async def _scored_rollout(attempt: Attempt, recipe: Recipe, index: int, deadline
         if rollout.opened_tools is not None:
             await rollout.opened_tools.aclose()  # noqa: ASYNC102  it shields and bounds itself
     # The trainer gets the source's own prompt, whatever user code did to the copy it was given.
-    return copied(trajectory, {"prompt": attempt.prompt, "reward": await reward_of(trajectory, recipe)})
+    return copied(trajectory, Trajectory, {"prompt": attempt.prompt, "reward": await reward_of(trajectory, recipe)})
 
 
 async def _watched(attempt: Attempt, recipe: Recipe, prompt: Prompt, rollout: RolloutHandle) -> object:

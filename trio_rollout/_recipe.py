@@ -48,6 +48,7 @@ def untouched(prompt: Prompt) -> Prompt:
     """A copy of the prompt whose metadata, label and extra nobody else holds: a retry starts clean by construction."""
     return copied(
         prompt,
+        Prompt,
         {
             "label": copy.deepcopy(prompt.label),
             "metadata": copy.deepcopy(dict(prompt.metadata)) if prompt.metadata else {},

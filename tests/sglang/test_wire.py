@@ -497,3 +497,48 @@ def test_naming_forgets_old_names_and_never_fails(history):
         else:
             naming.observe(step)
     assert isinstance(naming.version_of("never heard of", naming.now), int)
+
+
+@pytest.mark.parametrize("name", ["cached_tokens", "queue_time", "e2e_latency"])
+@pytest.mark.parametrize("value", ["9" * 400, "-" + "9" * 400])
+def test_a_record_of_a_number_that_no_float_can_hold_counts_as_not_said(name, value):
+    body = json.dumps(answer(meta={name: 1})).replace(f'"{name}": 1', f'"{name}": {value}').encode()
+
+    turn = decode(body)
+
+    assert turn.output_ids.tolist() == [7, 8, 9]
+    assert (turn.cached_tokens, turn.queue_s, turn.latency_s) == {
+        "cached_tokens": (0, 0.5, 2.0),
+        "queue_time": (1, None, 2.0),
+        "e2e_latency": (1, 0.5, None),
+    }[name]
+
+
+@pytest.mark.parametrize("value", [-1e39, 3.5e38, -1e308])
+def test_a_log_prob_that_is_no_float32_is_refused(value):
+    with pytest.raises(ServerError, match=r"output_token_logprobs\[1\] is .*e\+?\d+, which is no float32"):
+        decode(answer(meta={"output_token_logprobs": [[-1.0, 7], [value, 8], [-0.25, 9]]}))
+
+
+def test_a_span_of_versions_that_begins_beyond_every_number_is_refused():
+    spans = [{"version": "3", "start": 0, "end": float("1e300")}]
+    assert decode(answer(meta={"weight_versions": spans})).versions == ((0, 3, 3),)
+    body = json.dumps(answer(meta={"weight_versions": spans})).replace("1e+300", "1e400").encode()
+    with pytest.raises(ServerError):
+        decode(body)
+
+
+def test_a_prompt_that_somebody_else_can_change_is_encoded_anew():
+    """A view that cannot be written through, of memory that can: what was checked and encoded once is not what is there now."""
+    memory = np.array([1, 2, 3], np.int32)
+    view = memory[:]
+    view.flags.writeable = False
+    encoder = wire.RequestEncoder(100)
+    first = encoder.encode(view, SamplingParams(), {})
+    memory[0] = 9
+
+    assert first.prompt_ids.tolist() == [1, 2, 3]
+    assert b"[9,2,3]" in encoder.encode(view, SamplingParams(), {}).body(RID)
+    memory[0] = 5000
+    with pytest.raises(RequestRejected, match="5000"):
+        encoder.checked(view)

@@ -22,10 +22,12 @@ _MASK: Final = np.dtype(np.uint8)
 
 
 def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    if array.flags.writeable:
-        if array.base is not None or not array.flags.owndata:
-            array = array.copy()  # somebody else may hold the writable original
-        array.flags.writeable = False
+    base = array.base
+    if not array.flags.writeable and not (isinstance(base, np.ndarray) and base.flags.writeable):
+        return array
+    if base is not None or not array.flags.owndata:
+        array = array.copy()  # somebody else may hold the writable original
+    array.flags.writeable = False
     return array
 
 

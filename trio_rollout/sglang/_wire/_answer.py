@@ -1,6 +1,7 @@
 """A /generate answer as a Turn: every check that keeps a damaged one from becoming one."""
 
 import re
+import sys
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final, Protocol
@@ -18,6 +19,7 @@ from ._extras import take_extras
 from ._request import GenerateRequest
 from ._whole import Whole, decode_whole
 
+_LARGEST: Final = sys.float_info.max
 _FINISH: Final = "finish_reason"
 _ABORTED: Final = re.compile(rb'"finish_reason"\s*:\s*\{\s*"type"\s*:\s*"abort"')
 _STOPS: Final = {stop.value: stop for stop in Stop}
@@ -151,7 +153,17 @@ def _log_probs(draft: Draft, asked: Asked, stop: Stop) -> FloatArray:
         at = next(place for place, token in enumerate(tokens) if token != ids[place])
         names = f"output_ids[{at}] is {ids[at]}, but meta_info.{LOG_PROBS}[{at}] names {tokens[at]}"
         raise ServerError(f"{asked.attempted}: {names}")
-    return _read_only(np.array(values, np.float32))
+    return _floats(values, asked)
+
+
+def _floats(values: list[float], asked: Asked) -> FloatArray:
+    with np.errstate(over="ignore"):  # it becomes an infinity, which JSON can't say
+        array = np.array(values, np.float32)
+    finite = np.isfinite(array)
+    if not finite.all():
+        at = int(np.argmin(finite))
+        raise ServerError(f"{asked.attempted}: meta_info.{LOG_PROBS}[{at}] is {values[at]}, which is no float32")
+    return _read_only(array)
 
 
 def _check_record(meta: Mapping[str, Any], asked: Asked, count: int, stop: Stop) -> None:
@@ -175,7 +187,7 @@ def _spans(meta: Mapping[str, Any], count: int, asked: Asked) -> tuple[VersionSp
                 raise ServerError(f"{asked.attempted}: meta_info.weight_versions do not tile the output: {named!r}")
             if stop > start:
                 spans.append(VersionSpan(start, stop, asked.version_of(item["version"])))
-    except (TypeError, KeyError, ValueError) as error:
+    except (TypeError, KeyError, ValueError, OverflowError) as error:
         raise ServerError(f"{asked.attempted}: meta_info.weight_versions is malformed: {named!r}") from error
     if not spans:
         raise ServerError(f"{asked.attempted}: meta_info.weight_versions cover no token: {named!r}")
@@ -186,7 +198,10 @@ def _spans(meta: Mapping[str, Any], count: int, asked: Asked) -> tuple[VersionSp
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """A number of the server's record; None if there is none, or none that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if -_LARGEST <= value <= _LARGEST else None
 
 
 def _prompt_ids(ids: list[int] | None, stop: Stop, asked: Asked) -> IdArray:
