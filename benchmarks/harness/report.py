@@ -87,7 +87,7 @@ class Report:
             "limit": limit,
             "kind": "at most" if at_most is not None else "at least",
             "met": met,
-            "text": str(found) if found is not None else "-",
+            "text": found.shown(3) if found is not None else "-",  # 0.40 of at most 0.40 may be met or missed
         })
 
     def finish(self, out: Path, plot: Callable[[Any], None] | None) -> None:

@@ -148,7 +148,10 @@ class Median:
     count: int
 
     def __str__(self) -> str:
-        digits = 0 if abs(self.value) >= 100 else 1 if abs(self.value) >= 10 else 2
+        return self.shown(0 if abs(self.value) >= 100 else 1 if abs(self.value) >= 10 else 2)
+
+    def shown(self, digits: int) -> str:
+        """With so many digits behind the point; the range only if there was more than one round."""
         spread = f" ({self.low:.{digits}f} to {self.high:.{digits}f})" if self.count > 1 else ""
         return f"{self.value:.{digits}f}{spread}"
 
