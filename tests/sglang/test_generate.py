@@ -1,11 +1,14 @@
 """One generate call against servers that misbehave: what comes out, what was sent, what is left open."""
 
+from functools import partial
+
 import pytest
 import trio
 
 from trio_rollout import SamplingParams, Stop
 from trio_rollout.errors import RequestRejected, ServerError, ServerLost
 from trio_rollout.sglang import ServerSettings
+from trio_rollout.sglang._http import ConnectionBroken, Pool, parse_url, post_head, post_request, socket_connector
 from trio_rollout.testing import Fault, Reply, Run
 
 from .helpers import EXPECTED, FIVE, PROMPT, memory_world, socket_world
@@ -330,3 +333,40 @@ async def test_without_servers_in_sight_generate_waits_for_its_deadline(autojump
             await run.servers.generate(PROMPT, FIVE)
         assert scope.cancelled_caught
         assert trio.current_time() == 60
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept alive", "to be closed"])
+async def test_a_request_is_refused_while_it_is_still_being_sent(kept):
+    """A server that answers after the first bytes, reads no more and does not close: its answer counts, its connection is gone."""
+    connections = "keep-alive" if kept else "close"
+    refusal = f"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\nconnection: {connections}\r\n\r\nno".encode()
+
+    async def refuse(stream):
+        await stream.receive_some(1000)
+        await stream.send_all(refusal)
+        await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(partial(trio.serve_tcp, host="127.0.0.1"), refuse, 0)
+        address = parse_url(f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}")
+        pool = Pool(address, socket_connector(), max_idle=2, idle_s=60, connect_s=10)
+        with await pool.take() as exchange:
+            await exchange.send(post_request(post_head(address, "/generate"), bytes(50_000_000)))
+            assert (await exchange.receive()).status == 413
+        assert pool.connections == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_connection_that_ends_while_a_request_is_being_sent_is_broken():
+    async def leave(stream):
+        await stream.receive_some(1000)
+        await stream.aclose()
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(partial(trio.serve_tcp, host="127.0.0.1"), leave, 0)
+        address = parse_url(f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}")
+        pool = Pool(address, socket_connector(), max_idle=2, idle_s=60, connect_s=10)
+        with await pool.take() as exchange, pytest.raises(ConnectionBroken):
+            await exchange.send(post_request(post_head(address, "/generate"), bytes(50_000_000)))
+        assert pool.connections == 0
+        nursery.cancel_scope.cancel()

@@ -76,7 +76,7 @@ class Exchange:
     def end(self) -> None:
         """Give the connection back, or close it: what leaving the block does, for an exchange that has no block."""
         response = self._reader.response
-        self._end(reusable=response.reusable if response else not self._touched)
+        self._end(reusable=self.sent and response.reusable if response else not self._touched)
 
     def close(self) -> None:
         """Close the connection now, whatever was read."""
@@ -116,11 +116,26 @@ class Exchange:
         return self.sent
 
     async def send_rest(self) -> None:
-        """Send what ``send_now`` could not. Blocks and raises as ``send`` does."""
-        while len(self._rest):
-            await self._connection.wait_writable()
-            self._rest = self._rest[self._send_now(self._rest) :]
-        self.sent = True
+        """Send what ``send_now`` could not, unless the server answers before. Blocks and raises as ``send`` does."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_for_an_answer, nursery.cancel_scope)
+            while len(self._rest) and self._failure is None:
+                await self._connection.wait_writable()
+                try:
+                    self._rest = self._rest[self._send_now(self._rest) :]
+                except ConnectionBroken as error:
+                    self._failure = error  # out of the nursery it would come in a group
+            nursery.cancel_scope.cancel(reason="sent")
+        if self._failure is not None:
+            raise self._failure
+        self.sent = not len(self._rest)
+
+    async def _watch_for_an_answer(self, sending: trio.CancelScope) -> None:
+        """A server that refuses a request for its size may read no more of it."""
+        while self._failure is None and self._reader.response is None:
+            await self._connection.wait_readable()
+            self._receive_now()
+        sending.cancel(reason="the server answers before it has read the request")
 
     async def receive(self) -> Response:
         """Wait for the whole answer.
