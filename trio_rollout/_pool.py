@@ -14,7 +14,7 @@ import trio
 
 from ._attempt import Attempt, Dropped, Finished, Outcome, Unfinished, new_attempt
 from ._backoff import retry_wait_s, wait_s
-from ._core.admission import Load, pullable, startable
+from ._core.admission import Load, may_pull, may_start, pullable, startable
 from ._core.book import Book, Entry
 from ._core.enums import Cause
 from ._core.events import Filtered, Quarantined, Ready, Requeued
@@ -98,15 +98,14 @@ class Pool:
             most_resting=self.slots.total // per_group,
         )
 
-    # These two are asked whenever a rollout ends, and seven times of eight no whole group fits: then the slots alone say no.
     def _may_start(self) -> bool:
-        return self.slots.free >= self.recipe.settings.samples_per_prompt and startable(self.load()) > 0
+        per_group = self.recipe.settings.samples_per_prompt
+        return may_start(free_slots=self.slots.free, per_group=per_group) and startable(self.load()) > 0
 
     def _may_pull(self) -> bool:
-        return len(self.queue) < self._ahead() + self._fitting() and pullable(self.load()) > 0
-
-    def _fitting(self) -> int:
-        return self.slots.free // self.recipe.settings.samples_per_prompt
+        free, per_group = self.slots.free, self.recipe.settings.samples_per_prompt
+        might = may_pull(free_slots=free, per_group=per_group, eligible=len(self.queue), ahead=self._ahead())
+        return might and pullable(self.load()) > 0
 
     def _ahead(self) -> int:
         return max(1, self.slots.total // self.recipe.settings.samples_per_prompt // _AHEAD)

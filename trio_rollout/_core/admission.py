@@ -32,6 +32,17 @@ def startable(load: Load) -> int:
     return min(load.eligible, _room(load))
 
 
+# Asked whenever a rollout ends, and seven times of eight no whole group fits: then these say so before there is a Load.
+def may_start(*, free_slots: int, per_group: int) -> bool:
+    """Whether ``startable`` can be above 0 at all."""
+    return free_slots >= per_group
+
+
+def may_pull(*, free_slots: int, per_group: int, eligible: int, ahead: int) -> bool:
+    """Whether ``pullable`` can be above 0 at all."""
+    return eligible < free_slots // per_group + ahead
+
+
 def pullable(load: Load) -> int:
     """How many prompts to take from the source: what could start at once behind everything that waits, and a few ahead."""
     if load.exhausted or not load.open or load.resting >= load.most_resting:
