@@ -78,7 +78,10 @@ def turn_of(answer: Draft | Whole, asked: Asked) -> Turn:
     """The Turn of a decoded answer, once it has passed every check; raises as ``decode_turn`` does."""
     meta = answer.meta
     stop = _stop_of(meta, asked)
-    log_probs = _log_probs(answer, asked, stop) if isinstance(answer, Draft) else answer.log_probs
+    if isinstance(answer, Whole):
+        ids, log_probs = answer.output_ids, answer.log_probs
+    else:
+        log_probs, ids = _log_probs(answer, asked, stop), _id_array(answer.output_ids, asked)
     count = len(log_probs)
     if meta.get("id", asked.rid) != asked.rid or (stop is not Stop.ABORT and meta.get("completion_tokens") != count):
         _check_record(meta, asked, count, stop)
@@ -93,7 +96,7 @@ def turn_of(answer: Draft | Whole, asked: Asked) -> Turn:
     return Turn(
         rid=asked.rid,
         prompt_ids=prompt_ids,
-        output_ids=_id_array(answer.output_ids, asked) if isinstance(answer, Draft) else answer.output_ids,
+        output_ids=ids,
         log_probs=log_probs,
         text=answer.text,
         stop=stop,
