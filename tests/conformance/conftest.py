@@ -2,8 +2,8 @@
 
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx
@@ -78,18 +78,27 @@ def open_http(target: Target) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=target.url, timeout=60, limits=httpx.Limits(max_connections=None))
 
 
+@asynccontextmanager
+async def open_server(target: Target) -> AsyncGenerator[Server]:
+    """The server as a test sees it. What a test sent and did not wait for ends with the test, before the client closes."""
+    async with open_http(target) as http, trio.open_nursery() as nursery:
+        try:
+            yield Server(http=http, nursery=nursery, target=target)
+        finally:
+            nursery.cancel_scope.cancel()
+
+
 @pytest.fixture
-async def doomed_server(doomed: Target, nursery: trio.Nursery) -> AsyncIterator[Server]:
+async def doomed_server(doomed: Target) -> AsyncIterator[Server]:
     """The server that may die; nothing is put in order afterwards."""
-    async with open_http(doomed) as http:
-        yield Server(http=http, nursery=nursery, target=doomed)
+    async with open_server(doomed) as server:
+        yield server
 
 
 @pytest.fixture
-async def server(target: Target, nursery: trio.Nursery) -> AsyncIterator[Server]:
+async def server(target: Target) -> AsyncIterator[Server]:
     """The server, with a client; afterwards it runs nothing and is not paused, whatever the test did."""
-    async with open_http(target) as http:
-        server = Server(http=http, nursery=nursery, target=target)
+    async with open_server(target) as server:
         yield server
         with trio.CancelScope(shield=True), trio.fail_after(30):
             await server.post("/continue_generation")
