@@ -2,14 +2,17 @@
 
 import asyncio
 import contextlib
+import functools
 import gc
 import threading
+import weakref
 
 import pytest
 import trio
 import trio.testing
 
 from trio_rollout_compat.bridge import BridgeSettings, LeakedTasks, Offence, OnLeak, open_bridge
+from trio_rollout_compat.bridge._portal import call_with_portal
 
 from .handshake import Reached, forever
 
@@ -386,6 +389,91 @@ async def test_what_never_ends_is_abandoned_loudly_and_cancelled_again_at_the_en
         ends.append(1)
     assert bridge.statistics().zombies == 0
     assert "did not end within 0.06 s" in caplog.text
+
+
+async def cancelled_and_deaf(bridge, work):
+    reached = Reached()
+    assert await cancel_when(reached, bridge.call, work, reached)
+
+
+async def left_behind(bridge, work):
+    async def leave():
+        await asyncio.sleep(0)
+        background.add(asyncio.create_task(work(lambda: None)))
+        await asyncio.sleep(0)
+
+    background = set()
+    await bridge.call(leave)
+
+
+async def meant_to_go_on(bridge, work):
+    async def leave():
+        background.add(asyncio.create_task(work(lambda: None)))
+        await asyncio.sleep(0)
+
+    background = set()
+    await bridge.call_keeping(leave)
+
+
+@pytest.mark.parametrize(
+    ("outlive", "policy"),
+    [(cancelled_and_deaf, OnLeak.CANCEL), (left_behind, OnLeak.WARN), (meant_to_go_on, OnLeak.CANCEL)],
+)
+async def test_what_outlived_its_call_and_has_ended_is_kept_by_nobody(open_any, outlive, policy):
+    """And nobody has to ask for the bridge's counts: an engine runs for days without that."""
+    waking = []
+
+    class Held:
+        pass
+
+    async def outliving(reached, held):
+        reached()
+        while not (waking and waking[-1].done()):
+            waking.append(forever())
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(waking[-1])
+
+    async def wake():
+        waking[-1].set_result(None)
+
+    held = Held()
+    gone = weakref.ref(held)
+    async with open_any(grace=0.06, on_leak=policy) as bridge:
+        await outlive(bridge, functools.partial(outliving, held=held))
+        del held
+        gc.collect()
+        assert gone() is not None, "it has not ended yet"
+        await bridge.call(wake)
+        await bridge.call(asyncio.sleep, 0)  # by its end the bridge has heard of that of the other
+        gc.collect()
+        assert gone() is None
+
+
+async def test_what_was_abandoned_keeps_nothing_of_trios(open_any):
+    """It may go on for days, and its portal is all that it has of the call."""
+    ends, tasks = [], []
+
+    async def deaf(reached, portal):
+        reached()
+        while not ends:
+            with contextlib.suppress(asyncio.CancelledError):
+                await forever()
+        del portal
+
+    async def caller(bridge, reached):
+        tasks.append(weakref.ref(trio.lowlevel.current_task()))
+        await call_with_portal(bridge, functools.partial(deaf, reached))
+
+    async with open_any(grace=0.06) as bridge:
+        async with trio.open_nursery() as nursery:
+            reached = Reached()
+            nursery.start_soon(caller, bridge, reached)
+            await reached.wait()
+            nursery.cancel_scope.cancel()
+        gc.collect()
+        assert bridge.statistics().zombies == 1
+        assert tasks[0]() is None
+        ends.append(1)
 
 
 async def test_leaving_waits_for_the_deaf_no_longer_than_the_grace(open_any, caplog):

@@ -31,6 +31,8 @@ BLOCKS_S = 0.5
 DEAF_S = 6.0
 BATCH = 8
 MiB = 2**20
+MORE_MIB = 8
+"""How much memory may grow after a fifth of the run: what was delivered is remembered here, a fifth of a kilobyte for each group."""
 
 
 async def forever() -> None:
@@ -61,13 +63,16 @@ async def swallows(prompt: Prompt, rollout: Any) -> Any:
 
 
 async def is_deaf(prompt: Prompt, rollout: Any) -> Any:
-    """Hears no cancellation for longer than anybody waits for it."""
-    hears_again = float("inf")
-    while time.monotonic() < hears_again:
+    """Hears no cancellation for longer than anybody waits for it, and ends some time after that."""
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] | None = None
+    while over is None or not over.done():
         try:
-            await forever()
+            await (forever() if over is None else asyncio.shield(over))
         except asyncio.CancelledError:
-            hears_again = min(hears_again, time.monotonic() + DEAF_S)
+            if over is None:
+                over = loop.create_future()
+                loop.call_later(DEAF_S, over.set_result, None)
 
 
 async def leaks(prompt: Prompt, rollout: Any) -> Any:
@@ -123,7 +128,8 @@ class Run:
     called: Counter[str] = attrs.field(factory=Counter)
     made: int = 0
     delivered: Counter[str] = attrs.field(factory=Counter)
-    most_memory: int = 0
+    resident: list[int] = attrs.field(factory=list)
+    """In MiB, after each batch."""
 
     def prompts(self) -> Iterator[Prompt]:
         """More and more, until the time is over."""
@@ -152,10 +158,10 @@ class Run:
                 batch = await engine.next_batch(BATCH)
                 self.delivered.update(group.prompt.id for group in batch.groups)
                 await batch.ack()
-                self.most_memory = max(self.most_memory, process.memory_info().rss)
+                self.resident.append(process.memory_info().rss // MiB)
                 if time.monotonic() - shown > 60:
                     shown = time.monotonic()
-                    click.echo(f"{len(self.delivered)} groups delivered, {process.memory_info().rss // MiB} MiB")
+                    click.echo(f"{len(self.delivered)} groups delivered, {self.resident[-1]} MiB")
 
     def complaints(self, report: BridgeStatistics, engine: RolloutEngine) -> Iterator[str]:
         """What is not as it must be."""
@@ -166,6 +172,11 @@ class Run:
             yield f"the counts are wrong: {now}"
         if now.running_rollouts or report.running:
             yield f"{now.running_rollouts} slots and {report.running} calls are still taken"
+        if report.zombies:
+            yield f"{report.zombies} calls were abandoned and have not ended since"
+        fifth, end = self.resident[len(self.resident) // 5], self.resident[-1]
+        if end > fifth + MORE_MIB:
+            yield f"memory not flat: {fifth} MiB after a fifth of the run, {end} MiB at its end"
         for fn, kind in OFFENDERS.items():
             if self.called[fn.__name__] and not any(fn.__name__ in name for name in report.offences.get(kind, {})):
                 yield f"{fn.__name__} ran {self.called[fn.__name__]} times and is not named as {kind.value}"
@@ -212,7 +223,7 @@ async def run(minutes: float, seed: int, backend: str) -> int:
     for kind, names in report.offences.items():
         click.echo(f"{kind.value}: {names}")
     left = bridge.statistics()
-    click.echo(f"afterwards {left.running} calls, {left.zombies} zombies; memory at most {done.most_memory // MiB} MiB")
+    click.echo(f"afterwards {left.running} calls, {left.zombies} zombies; memory at most {max(done.resident)} MiB")
     if left.zombies:
         complaints.append(f"{left.zombies} calls have outlived the bridge")
     for complaint in complaints:

@@ -1,6 +1,7 @@
 """What the bridge remembers of its calls: those under way, those that were abandoned, and what was done wrong by whom."""
 
 import collections
+import functools
 import logging
 import sys
 import threading
@@ -60,19 +61,24 @@ class Account:
         level = logging.ERROR if kind is Offence.ABANDONED else logging.WARNING
         _log.log(level, "asyncio function %s %s: %s", name, kind.value, what)
 
-    def bury(self) -> None:
-        """Forget those that have ended meanwhile."""
-        self.zombies = {call for call in self.zombies if not call.quiet.is_set()}
-        self.lingering = {call for call in self.lingering if not call.quiet.is_set()}
+    def abandon(self, call: Call) -> None:
+        """Nobody waits for it any more. It is forgotten when it ends: what it holds must not be held for days."""
+        self._remember(call, self.zombies)
+
+    def let_linger(self, call: Call) -> None:
+        """Its tasks may go on. It is forgotten when the last of them ends."""
+        self._remember(call, self.lingering)
+
+    def _remember(self, call: Call, place: set[Call]) -> None:
+        place.add(call)
+        call.when_quiet(functools.partial(place.discard, call))
 
     def everything(self) -> set[Call]:
         """Every call of which something may be alive."""
-        self.bury()
         return self.live | self.zombies | self.lingering
 
     def statistics(self) -> BridgeStatistics:
         """A snapshot."""
-        self.bury()
         with self._lock:
             offences = {kind: dict(counts) for kind, counts in self._counts.items() if counts}
         return BridgeStatistics(running=len(self.live), zombies=len(self.zombies), offences=offences)

@@ -76,6 +76,7 @@ class Call:
     _alive: "dict[asyncio.Task[Any], None]" = attrs.field(factory=dict, init=False)
     """In the order in which they were started: parents first."""
     _told: "set[asyncio.Task[Any]]" = attrs.field(factory=set, init=False)
+    _then: list[Callable[[], object]] = attrs.field(factory=list, init=False)
 
     def __repr__(self) -> str:
         return f"<asyncio call {self.name}, {len(self._alive)} tasks>"
@@ -84,7 +85,7 @@ class Call:
         """Start the function as a task, unless the call was cancelled before the loop came to it."""
         if self._withdrawn:
             self._end(Ending(cancelled=True))
-            self._reply(self.quiet.set)
+            self._reply(self._fall_quiet)
             return
         context.run(CURRENT.set, self)
         run: Any = self._run()
@@ -105,7 +106,7 @@ class Call:
         refused = BridgeError(f"{self.name}: the loop made no task of it: {described(error)}")
         refused.__cause__ = error
         self._end(Ending(error=refused))
-        self._reply(self.quiet.set)
+        self._reply(self._fall_quiet)
 
     async def _run(self) -> Any:
         made = self._fn(*self._args, **self._kwargs)
@@ -150,7 +151,18 @@ class Call:
         self._alive.pop(task, None)
         self._told.discard(task)
         if not self._alive:
-            self._reply(self.quiet.set)
+            self._reply(self._fall_quiet)
+
+    def _fall_quiet(self) -> None:
+        self.quiet.set()
+        while self._then:
+            self._then.pop()()
+
+    def when_quiet(self, fn: Callable[[], object]) -> None:
+        """Call ``fn`` as soon as nothing of it is alive any more. On Trio's thread, and so is ``fn``."""
+        self._then.append(fn)
+        if self.quiet.is_set():
+            self._fall_quiet()
 
     def cancel_main(self) -> None:
         """Cancel the function, unless it is cleaning up after an earlier cancellation.

@@ -51,7 +51,7 @@ class Ender:
         return False
 
     def _abandon(self, call: Call) -> None:
-        self.account.zombies.add(call)
+        self.account.abandon(call)
         grace = self.settings.grace
         what = f"it did not end within {grace} s of its cancellation and is left to itself"
         if self.running.loop.is_closed():
@@ -71,12 +71,12 @@ class Ender:
         """Find what the function left running, and do as the policy says; the names of what was found."""
         left = call.survivors()
         if left and call.keeps:
-            self.account.lingering.add(call)
+            self.account.let_linger(call)
             return []  # noqa: ASYNC910
         if left:
             self.account.note(Offence.LEAKED, call.name, f"still running: {', '.join(left)}", len(left))
             if self.settings.on_leak is OnLeak.WARN:
-                self.account.lingering.add(call)
+                self.account.let_linger(call)
             else:
                 await self.stop(call, give_up=give_up, everything=True)
         return left  # noqa: ASYNC910  usually nothing is left, and there is nothing to wait for

@@ -42,8 +42,8 @@ class Portal:
     """Given to asyncio code; usable until the call that it was given to is over."""
 
     _running: Running
-    _nursery: trio.Nursery
-    _closed: bool = attrs.field(default=False, init=False)
+    _nursery: trio.Nursery | None
+    """None when it is closed: an abandoned function may keep its portal for days, and with it all tasks around its call."""
 
     async def run(self, fn: Callable[[*Ts], Awaitable[T]], /, *args: *Ts) -> T:
         """From asyncio code: run a Trio function inside the scopes of the rollout, and return what it returns.
@@ -65,7 +65,7 @@ class Portal:
                 f"portal.run: {name_of(fn)} can be asked for by asyncio code only, and no loop runs in this thread; another "
                 "thread of Trio's uses trio.from_thread.run"
             ) from None
-        if self._closed:  # the Trio run itself may be over, and then nobody would answer
+        if self._nursery is None:  # the Trio run itself may be over, and then nobody would answer
             raise RuntimeError(_OVER)
         job = _Job(loop, loop.create_future(), loop.create_future())
         self._running.reply(functools.partial(self._start, job, fn, args))
@@ -78,7 +78,7 @@ class Portal:
         return result
 
     def _start(self, job: _Job, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> None:
-        if self._closed:
+        if self._nursery is None:
             self._settle(job, error=RuntimeError(_OVER))
         else:
             self._nursery.start_soon(self._serve, job, fn, args)
@@ -107,7 +107,7 @@ class Portal:
 
     def close(self) -> None:
         """From now on it refuses. On Trio's thread."""
-        self._closed = True
+        self._nursery = None
 
 
 def _post(job: _Job, fn: Callable[[], object]) -> None:
