@@ -9,9 +9,11 @@ from trio_rollout import (
     Cause,
     EngineSettings,
     Failure,
+    Group,
     GroupId,
     IterableSource,
     PauseMode,
+    Prompt,
     QuarantineReport,
     Retry,
     SamplingParams,
@@ -77,6 +79,16 @@ async def test_metrics(autojump_clock):
     assert all(isinstance(value, int | float) for value in now.flat().values())
     await trio.sleep(60)
     assert metrics.snapshot().tokens_per_s == 0.0
+
+
+async def test_metrics_that_nobody_asks_for_keep_no_more_than_their_window(autojump_clock):
+    metrics = MetricsInstrument(window_s=5.0)
+    group = Group(id=GROUP, attempt=1, prompt=Prompt(id="p1", text="x"), trajectories=())
+    for _ in range(100):
+        metrics.event("group.ready", {"group": group})
+        await trio.sleep(1)
+    assert len(metrics._recent) == 5
+    assert metrics.snapshot().groups_ready == 100
 
 
 async def test_logging(caplog: pytest.LogCaptureFixture, autojump_clock):

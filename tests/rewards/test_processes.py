@@ -210,6 +210,30 @@ async def test_kept_processes_are_reused_and_replaced_when_they_have_died(scorer
     assert reward.pids == ()
 
 
+async def test_of_one_that_was_killed_while_idle_nothing_is_kept(
+    scorers: ModuleType, respond: Callable[..., Trajectory]
+):
+    """Else a machine that is short of memory costs the host three descriptors and a zombie each time."""
+
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    def is_there(pid: int) -> bool:
+        return Path(f"/proc/{pid}").exists()
+
+    async with open_scorer_processes(scorers.length, workers=1) as reward:
+        before = descriptors()
+        for _ in range(2):
+            (pid,) = reward.pids
+            os.kill(pid, signal.SIGKILL)
+            with trio.fail_after(60):
+                while reward.pids:
+                    await trio.sleep(0.005)
+            await reward(respond("x"))
+            assert not is_there(pid), "a zombie counts too"
+            assert descriptors() == before
+
+
 async def test_leaving_ends_a_call_that_is_still_running(scorers: ModuleType):
     async with trio.open_nursery() as nursery:
 

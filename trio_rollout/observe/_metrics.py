@@ -82,15 +82,19 @@ class MetricsInstrument:
         tokens = sum(int(segment.loss_mask.sum()) for row in group.trajectories for segment in row.segments)
         self._tokens += tokens
         self._recent.append((now, tokens))
+        self._forget(now)  # here too: perhaps nobody ever asks
         started = self._started.pop(group.id, None)
         if started is not None:
             self._durations.append(now - started)
 
+    def _forget(self, now: float) -> None:
+        while self._recent and self._recent[0][0] <= now - self.window_s:
+            self._recent.popleft()
+
     def snapshot(self) -> Metrics:
         """The metrics of this moment; to be called inside the Trio run."""
         now = trio.current_time()
-        while self._recent and self._recent[0][0] <= now - self.window_s:
-            self._recent.popleft()
+        self._forget(now)
         span = min(self.window_s, now - self._begun) if self._begun is not None else 0.0
         durations = sorted(self._durations)
         return Metrics(

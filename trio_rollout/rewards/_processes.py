@@ -61,7 +61,7 @@ class ScorerProcesses(Generic[T, R]):
         """
         request = pickle.dumps(value)
         async with self._slots:
-            worker = self._idle_worker() or await self._started()
+            worker = await self._idle_worker() or await self._started()
             with ExitStack() as on_failure:
                 on_failure.callback(self._owned.discard, worker)
                 reply = await worker.ask(request)  # unless it replies, it is gone
@@ -69,11 +69,15 @@ class ScorerProcesses(Generic[T, R]):
             self._idle.append(worker)
         return cast(R, reply.unwrap())
 
-    def _idle_worker(self) -> ScorerProcess | None:
-        """One that lives: it may have been killed from outside, or for want of memory, while nobody asked it."""
-        while self._idle and self._idle[-1].is_dead:
-            self._idle.pop()
-        return self._idle.pop() if self._idle else None
+    async def _idle_worker(self) -> ScorerProcess | None:
+        """One that lives. Others were killed while nobody asked them, for want of memory: nothing of those is kept."""
+        while self._idle:
+            worker = self._idle.pop()
+            if not worker.is_dead:
+                return worker
+            await worker.end()
+            self._owned.discard(worker)
+        return None
 
     async def _started(self) -> ScorerProcess:
         self._require_open()
