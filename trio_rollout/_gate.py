@@ -180,4 +180,4 @@ def limit_of(seconds: float | None) -> float:
 
 def deadline_after(seconds: float | None) -> float:
     """The deadline so many seconds from now; None, zero and negative numbers mean none."""
-    return trio.current_time() + limit_of(seconds)
+    return math.inf if seconds is None or seconds <= 0 else trio.current_time() + seconds

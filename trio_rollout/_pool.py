@@ -61,8 +61,13 @@ class Pool:
     queue: deque[Entry]
     exhausted: bool = False
     generated_tokens: int = attrs.field(default=0, init=False)
+    _ahead: int = attrs.field(init=False)
     _admission: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     _giving_back: trio.Lock = attrs.field(factory=trio.Lock, init=False)
+
+    @_ahead.default
+    def _a_quarter(self) -> int:
+        return max(1, self.slots.total // self.recipe.settings.samples_per_prompt // _AHEAD)
 
     def remember(self, entries: Sequence[Entry]) -> None:
         """Queue groups that a ledger remembers as unfinished."""
@@ -93,7 +98,7 @@ class Pool:
             bound=self.ready.bound,
             exhausted=self.exhausted,
             fresh_room=self.freshness.room(under_way + len(self.ready)),
-            ahead=self._ahead(),
+            ahead=self._ahead,
             resting=self.book.count(State.WAITING) - len(self.queue),
             most_resting=self.slots.total // per_group,
         )
@@ -104,11 +109,8 @@ class Pool:
 
     def _may_pull(self) -> bool:
         free, per_group = self.slots.free, self.recipe.settings.samples_per_prompt
-        might = may_pull(free_slots=free, per_group=per_group, eligible=len(self.queue), ahead=self._ahead())
+        might = may_pull(free_slots=free, per_group=per_group, eligible=len(self.queue), ahead=self._ahead)
         return might and pullable(self.load()) > 0
-
-    def _ahead(self) -> int:
-        return max(1, self.slots.total // self.recipe.settings.samples_per_prompt // _AHEAD)
 
     async def _note_obstacles(self) -> None:
         while True:

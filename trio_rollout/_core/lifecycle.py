@@ -3,7 +3,14 @@
 import enum
 
 
-class State(enum.Enum):
+class _Word(enum.Enum):
+    """A key of the tables that every group goes through."""
+
+    __hash__ = object.__hash__
+    """By identity, as members are singletons: Enum's own is a function in Python, six calls a rollout."""
+
+
+class State(_Word):
     """Where a group is. Every pulled group is in exactly one of these."""
 
     WAITING = "waiting"
@@ -24,7 +31,7 @@ class State(enum.Enum):
     """Given back to the source at a drain."""
 
 
-class Event(enum.Enum):
+class Event(_Word):
     """What can happen to a group."""
 
     START = "start"

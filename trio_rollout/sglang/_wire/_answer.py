@@ -202,7 +202,7 @@ def _spans(meta: Mapping[str, Any], count: int, asked: Asked) -> tuple[VersionSp
 
 def _number(value: object) -> float | None:
     """A number of the server's record; None if there is none, or none that a float can hold."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if type(value) is not float and type(value) is not int:  # what JSON has: no bool, no other kind of number
         return None
     return float(value) if -_LARGEST <= value <= _LARGEST else None
 

@@ -11,10 +11,6 @@ _MOST_DIGITS: Final = 18
 
 def number_of(name: object) -> int | None:
     """The number that a version's name is, or None if it is none."""
-    if isinstance(name, bool):
-        return None
-    if isinstance(name, int):
-        return name if name >= 0 else None
-    if isinstance(name, str) and name.isascii() and name.isdigit() and len(name) <= _MOST_DIGITS:
-        return int(name)
-    return None
+    if isinstance(name, str):
+        return int(name) if name.isascii() and name.isdigit() and len(name) <= _MOST_DIGITS else None
+    return name if type(name) is int and name >= 0 else None  # no bool
