@@ -560,14 +560,20 @@ def test_a_blocking_call_on_the_engine_s_own_thread_is_refused(thread):
         thread.call(inside, thread.close)
 
 
-def test_a_wedged_engine_is_named_and_left_to_itself():
-    release = threading.Event()
+def test_a_wedged_engine_is_named_and_left_to_itself(monkeypatch):
+    wedged, release, wait = threading.Event(), threading.Event(), concurrent.futures.wait
 
     async def wedge():
         await trio.lowlevel.checkpoint()
+        wedged.set()
         release.wait()
 
+    def timed_out_once_it_is_wedged(futures, timeout=None):
+        wedged.wait()
+        return wait(futures, timeout)
+
     thread = EngineThread(lifespan, grace=0.05).start()
+    monkeypatch.setattr(concurrent.futures, "wait", timed_out_once_it_is_wedged)
     with pytest.raises(EngineStuck, match=r"wedge was cancelled and did not end within 0.05 s.*wedge \("):
         thread.call(wedge, timeout=0.01)
     with pytest.raises(EngineStuck, match=r"close: the engine did not end within 0.05 s.*wedge \("):
