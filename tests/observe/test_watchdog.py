@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import trio
@@ -12,34 +13,42 @@ from trio_rollout.observe import SlowStep, StepWatchdog, open_step_watchdog
 THRESHOLD = 0.05
 
 
-def parse_a_huge_answer(seconds: float = 4 * THRESHOLD) -> None:
-    """The culprit: blocks without yielding."""
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
+def parse_a_huge_answer(seen: Callable[[], bool]) -> None:
+    """The culprit: blocks without yielding, at least until it was seen. On a busy machine whoever looks has to wait for a turn."""
+    began = time.perf_counter()
+    while (lasted := time.perf_counter() - began) < 4 * THRESHOLD or not seen():
+        assert lasted < 60, "nobody has seen it"
         time.sleep(0.001)
 
 
-async def scorer() -> None:
+def looks(caplog: pytest.LogCaptureFixture) -> int:
+    """How often the sampler has told of the culprit."""
+    told = [record.getMessage() for record in caplog.records]
+    return sum("blocks the event loop" in line and "parse_a_huge_answer" in line for line in told)
+
+
+async def scorer(seen: Callable[[], bool]) -> None:
     """A task that blocks once."""
     await trio.lowlevel.checkpoint()
-    parse_a_huge_answer()
+    parse_a_huge_answer(seen)
     await trio.lowlevel.checkpoint()
 
 
-async def run_scorer() -> None:
+async def run_scorer(seen: Callable[[], bool] = lambda: True) -> None:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(scorer, name="group 7/reward")
+        nursery.start_soon(scorer, seen, name="group 7/reward")
 
 
-async def test_a_slow_step_is_named_and_shows_what_it_was_doing():
+async def test_a_slow_step_is_named_and_shows_what_it_was_doing(caplog: pytest.LogCaptureFixture):
     reported: list[SlowStep] = []
     async with open_step_watchdog(threshold=THRESHOLD, on_slow=reported.append) as watchdog:
-        await run_scorer()
-    slow = [step for step in reported if step.task == "group 7/reward"]
+        await run_scorer(lambda: looks(caplog) > 0)
+    # A busy machine can make any step a slow one; this one was slow by itself.
+    slow = [step for step in reported if any("parse_a_huge_answer (" in entry for entry in step.stack)]
     assert len(slow) == 1
     assert slow[0].where.startswith("group 7/reward @ scorer:")
-    assert slow[0].seconds > 2 * THRESHOLD
-    assert any(entry.startswith("parse_a_huge_answer (") for entry in slow[0].stack)
+    assert slow[0].task == "group 7/reward"
+    assert slow[0].seconds >= 4 * THRESHOLD
     assert slow[0].stack[0].startswith("scorer (")
     assert list(watchdog.slow) == reported
     assert watchdog.longest_s >= slow[0].seconds
@@ -52,13 +61,12 @@ async def test_it_is_reported_while_it_still_blocks(caplog: pytest.LogCaptureFix
 
     async def block_and_look() -> None:
         await trio.lowlevel.checkpoint()
-        parse_a_huge_answer(8 * THRESHOLD)
-        seen.append(sum("blocks the event loop" in record.message for record in caplog.records))
+        parse_a_huge_answer(lambda: looks(caplog) >= 2)
+        seen.append(looks(caplog))
 
     async with open_step_watchdog(threshold=THRESHOLD, on_slow=lambda _: None), trio.open_nursery() as nursery:
         nursery.start_soon(block_and_look)
     assert seen[0] >= 2
-    assert "parse_a_huge_answer" in caplog.text
 
 
 async def test_without_a_callback_it_is_logged(caplog: pytest.LogCaptureFixture):
