@@ -4,9 +4,11 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -24,6 +26,24 @@ SGLANG = ROOT / ".venv-sglang"
 START_S = 600
 
 StartServer = Callable[..., AbstractContextManager[str]]
+
+
+@pytest.fixture
+def given_time() -> Callable[..., Awaitable[Any]]:
+    """``await given_time(run)``: what ``run(limit)`` returns once a command came to say something before its time limit.
+
+    How far a command comes that is killed at its limit depends on how soon it gets a turn.
+    """
+
+    async def given_time(
+        run: Callable[[float], Awaitable[Any]], came: Callable[[Any], Any] = attrgetter("stdout")
+    ) -> Any:
+        for limit in (0.2, 2, 20):
+            if came(result := await run(limit)):
+                return result
+        pytest.fail(f"20 s were not enough: {result}")
+
+    return given_time
 
 
 def _free_port() -> int:

@@ -22,7 +22,7 @@ from trio_rollout.tools import (
 )
 
 FAST_DRAIN = ExecLimits(io_drain=0.2)
-SLOW_DRAIN = ExecLimits(io_drain=60)  # who waits for it is seen to, also on a busy machine
+SLOW_DRAIN = ExecLimits(io_drain=600)  # who waits for it is seen to, also on a busy machine
 
 
 def sh(line):
@@ -37,25 +37,25 @@ async def test_a_clean_exit_is_its_own_code_and_both_streams(run):
     assert (result.stdout_complete, result.stderr_complete, result.unreaped) == (True, True, False)
 
 
-async def test_timeout_is_124_and_keeps_the_output(run):
+async def test_timeout_is_124_and_keeps_the_output(run, given_time):
     started = time.monotonic()
-    result = await run(sh("echo before; sleep 60"), timeout=0.2)
+    result = await given_time(lambda limit: run(sh("echo before; sleep 600"), timeout=limit))
 
     assert (result.exit_code, result.stop, result.timed_out) == (124, StopKind.TIMED_OUT, True)
     assert result.stdout == b"before\n"
     assert result.duration >= 0.2
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 200
     assert result.model_text().startswith("command timed out after ")
 
 
-async def test_timeout_kills_grandchildren_that_hold_the_output(run, processes):
+async def test_timeout_kills_grandchildren_that_hold_the_output(run, processes, given_time):
     """F085: ``sh -c "(while …) | cat"`` must not keep the call."""
     started = time.monotonic()
-    script = "sleep 60 & echo $!; (while true; do echo x; sleep 0.05; done) | cat"
-    result = await run(sh(script), timeout=0.2, limits=SLOW_DRAIN)
+    script = "sleep 600 & echo $!; (while true; do echo x; sleep 0.05; done) | cat"
+    result = await given_time(lambda limit: run(sh(script), timeout=limit, limits=SLOW_DRAIN))
 
     assert result.timed_out
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 200
     await processes.wait_gone(int(result.stdout.split()[0]))
 
 

@@ -72,7 +72,7 @@ async def test_what_exits_at_once_is_never_stored_and_answers_at_once(sessions):
     output = await sessions.exec_command(sh("echo quick; exit 4"), call_id="c", yield_time=30)
 
     assert (output.exit_code, output.output, output.alive) == (4, b"quick\n", False)
-    assert time.monotonic() - began < 7.5
+    assert time.monotonic() - began < 25  # yield_time is not waited for
     assert sessions.statistics().stored == 0
 
 
@@ -237,7 +237,7 @@ async def test_a_grandchild_that_holds_the_output_does_not_delay_the_response(se
     output = await sessions.exec_command(sh("sleep 600 & echo done"), call_id="c", yield_time=30)
 
     assert (output.exit_code, output.output) == (0, b"done\n")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25  # yield_time is not waited for
 
 
 async def test_what_a_session_left_running_lives_until_it_is_released(sessions, processes):
@@ -295,7 +295,7 @@ async def test_leaving_kills_and_reaps_whatever_the_sessions_had(processes):
 
     assert processes.marked() == []
     assert processes.children() == 0
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 120
 
 
 async def test_leaving_by_a_cancellation_kills_and_reaps_too(processes):
@@ -309,17 +309,20 @@ async def test_leaving_by_a_cancellation_kills_and_reaps_too(processes):
     assert processes.marked() == []
 
 
-@pytest.mark.parametrize(("ends", "code"), [("exec sleep 600", 124), ("exit 3", 3)])
-async def test_one_shot_mode_leaves_nobody_however_it_ended(sessions, processes, ends, code):
+@pytest.mark.parametrize(("ends", "limit", "code"), [("exec sleep 600", 0.5, 124), ("exit 3", 60, 3)])
+async def test_one_shot_mode_leaves_nobody_however_it_ended(sessions, processes, ends, limit, code):
     output = await sessions.exec_to_completion(
-        sh(f"setsid sleep 600 >/dev/null 2>&1 & {ends}"), call_id="c", timeout=0.5
+        sh(f"setsid sleep 600 >/dev/null 2>&1 & {ends}"), call_id="c", timeout=limit
     )
 
     assert (output.exit_code, processes.marked()) == (code, [])
 
 
-async def test_one_shot_mode_is_124_at_its_deadline_and_dead_when_cancelled(sessions, processes):
-    output = await sessions.exec_to_completion(sh("echo x; exec sleep 600"), call_id="c", timeout=0.2)
+async def test_one_shot_mode_is_124_at_its_deadline_and_dead_when_cancelled(sessions, processes, given_time):
+    output = await given_time(
+        lambda limit: sessions.exec_to_completion(sh("echo x; exec sleep 600"), call_id="c", timeout=limit),
+        lambda output: output.output,
+    )
     assert (output.exit_code, output.output, output.timed_out) == (124, b"x\n", True)
 
     with trio.move_on_after(0.3):
