@@ -414,7 +414,12 @@ async def test_two_bridges_on_one_loop_are_told_apart(host_loop, caplog):
     async def wrong(bridge):
         with pytest.raises(AsyncioExit):
             await bridge.call(everything_wrong)
-        return {kind: sum(names.values()) for kind, names in bridge.statistics().offences.items()}
+        return told(bridge)
+
+    def told(bridge):
+        """How often of each kind. Of slow steps only that there were some: on a busy machine any step may be one."""
+        offences = bridge.statistics().offences
+        return {kind: kind is Offence.BLOCKED or sum(names.values()) for kind, names in offences.items()}
 
     async with (
         open_bridge(loop=host_loop, settings=settings) as outer,
@@ -424,7 +429,7 @@ async def test_two_bridges_on_one_loop_are_told_apart(host_loop, caplog):
         assert set(counts) == {Offence.BLOCKED, Offence.LEAKED, Offence.CRASHED, Offence.EXITED}
         assert not outer.statistics().offences
         assert await wrong(outer) == counts
-        assert {kind: sum(names.values()) for kind, names in inner.statistics().offences.items()} == counts
+        assert told(inner) == counts
 
 
 async def test_bridges_that_overlap_leave_nothing_on_the_host_s_loop(host_loop):
