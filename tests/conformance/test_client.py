@@ -14,7 +14,7 @@ from trio_rollout.sglang import SGLangServers, open_sglang_servers
 from ._server import PROMPT, Server, tiles
 
 LENGTH = 300
-LONG = SamplingParams(max_new_tokens=2000, ignore_eos=True)
+LONG = SamplingParams(max_new_tokens=2000, ignore_eos=True)  # twenty seconds
 RUNNING = SamplingParams(max_new_tokens=LENGTH, ignore_eos=True)
 
 
@@ -66,7 +66,7 @@ async def test_a_turn_is_what_the_server_said(server: Server, client: SGLangServ
 async def test_a_cancelled_call_leaves_nothing_running(server: Server, client: SGLangServers):
     asked = await running(server, client, LONG)
     asked.scope.cancel()
-    with trio.fail_after(5):
+    with trio.fail_after(10):
         await asked.over.wait()
     load = await server.load()
     await server.until_idle()
@@ -112,7 +112,7 @@ async def test_an_id_outside_the_vocabulary_never_reaches_the_server(server: Ser
 async def test_pausing_in_abort_mode_ends_the_calls_with_what_they_have(server: Server, client: SGLangServers):
     asked = await running(server, client, LONG)
     await client.pause(PauseMode.ABORT)
-    with trio.fail_after(5):
+    with trio.fail_after(10):
         await asked.over.wait()
     ready = await server.is_ready()
     await client.resume()
@@ -148,7 +148,7 @@ async def test_a_call_cancelled_in_a_pause_is_gone_after_it(server: Server, clie
     asked = await running(server, client, LONG)
     await client.pause(PauseMode.IN_PLACE)
     asked.scope.cancel()
-    with trio.fail_after(8):
+    with trio.fail_after(10):
         await asked.over.wait()
     await client.resume()
     with trio.fail_after(10):

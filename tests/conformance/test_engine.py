@@ -44,7 +44,8 @@ async def running_engine(
         open_sglang_servers([server.target.url]) as servers,
         open_rollout_engine(source(groups), generate, servers=servers, settings=settings) as engine,
     ):
-        await server.until(lambda load: load["num_running_reqs"] == IN_FLIGHT)
+        # What has a deadline may have met it before it was seen running.
+        await server.until(lambda load: load["num_running_reqs"] == IN_FLIGHT or engine.quarantined())
         yield engine
     with trio.fail_after(10):
         await server.until_idle()

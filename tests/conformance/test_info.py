@@ -68,9 +68,9 @@ async def test_a_busy_cache_cannot_be_flushed(server: Server):
 
 
 async def test_a_flush_with_patience_waits_for_the_end(server: Server):
-    (running,) = await server.send_and_wait(max_new_tokens=60, ignore_eos=True)
-    with trio.fail_after(15):
-        response = await server.http.get("/flush_cache", params={"timeout": 10})
+    (running,) = await server.send_and_wait(max_new_tokens=300, ignore_eos=True)
+    with trio.fail_after(60):
+        response = await server.http.get("/flush_cache", params={"timeout": 30})
 
     assert response.status_code == 200
     assert running.is_done or (await running.answer())

@@ -6,7 +6,7 @@ import trio
 from ._server import Pending, Server, tiles
 
 MODES = ["abort", "retract", "in_place"]
-LENGTH = 300  # two or three seconds: there is time to see it running, and to interrupt it
+LENGTH = 300  # three seconds: there is time to see it running, and to interrupt it
 RUNNING = {"max_new_tokens": LENGTH, "ignore_eos": True, "return_logprob": True}
 
 
@@ -53,7 +53,7 @@ async def test_a_request_to_a_paused_server_waits_until_it_goes_on(server: Serve
 
 async def test_abort_ends_what_runs_before_it_returns(server: Server):
     running = await interrupted(server, "abort")
-    with trio.fail_after(0.5):
+    with trio.fail_after(30):  # for ever, if it were only put back
         answer = await running.answer()
 
     assert answer["meta_info"]["finish_reason"]["type"] == "abort"

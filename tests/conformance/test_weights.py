@@ -4,7 +4,7 @@ import pytest
 
 from ._server import PROMPT, Server, tiles
 
-LENGTH = 300  # two or three seconds: there is time to see it running, and to interrupt it
+LENGTH = 300  # three seconds: there is time to see it running, and to interrupt it
 RUNNING = {"max_new_tokens": LENGTH, "ignore_eos": True, "return_logprob": True}
 
 
