@@ -19,7 +19,7 @@ class Call:
 
     def __call__(self) -> str:
         self.began.set()
-        self.may_end.wait(5)
+        self.may_end.wait(60)
         self.ended = True
         if self.error is not None:
             raise self.error

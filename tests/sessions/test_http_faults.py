@@ -38,7 +38,7 @@ def reset(stream):
 
 async def until(condition):
     """Wait for what another task is about to do."""
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while not condition():
             await trio.sleep(0.01)
 

@@ -50,7 +50,7 @@ async def test_a_killed_server_breaks_every_connection_and_frees_its_port():
 
 
 async def test_leaving_is_quick_with_requests_in_flight():
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery, open_tiny_server(TinySettings(step_delay=0.01)) as server:
 
             async def ignored() -> None:
@@ -66,7 +66,7 @@ async def test_a_process_answers_is_killed_and_reaped():
     settings = TinySettings(max_running=3, seed=7, incremental=True, vocab=64, rows=10_000)
     async with open_tiny_process(settings) as process:
         pid = process.pid
-        async with httpx.AsyncClient(base_url=process.url) as http:
+        async with httpx.AsyncClient(base_url=process.url, timeout=30) as http:
             info = (await http.get("/server_info")).json()
         assert (info["max_running_requests"], info["incremental_streaming_output"], info["random_seed"]) == (3, True, 7)
         assert "running" in repr(process)
@@ -80,7 +80,7 @@ async def test_a_process_dies_of_a_token_outside_its_vocabulary():
     async with open_tiny_process() as process:
         with pytest.raises(httpx.TransportError):
             await generate(process.url, input_ids=[5, 999_999])
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             assert await process.wait() == 1
 
 
@@ -105,6 +105,6 @@ trio.run(main)
         child = psutil.Process(int(await parent.stdout.receive_some(100)))
         parent.kill()
         await parent.wait()
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
             await trio.sleep(0.02)
