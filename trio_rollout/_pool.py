@@ -103,14 +103,14 @@ class Pool:
             most_resting=self.slots.total // per_group,
         )
 
-    def _may_start(self) -> bool:
+    def _startable(self) -> int:
         per_group = self.recipe.settings.samples_per_prompt
-        return may_start(free_slots=self.slots.free, per_group=per_group) and startable(self.load()) > 0
+        return startable(self.load()) if may_start(free_slots=self.slots.free, per_group=per_group) else 0
 
-    def _may_pull(self) -> bool:
+    def _pullable(self) -> int:
         free, per_group = self.slots.free, self.recipe.settings.samples_per_prompt
         might = may_pull(free_slots=free, per_group=per_group, eligible=len(self.queue), ahead=self._ahead)
-        return might and pullable(self.load()) > 0
+        return pullable(self.load()) if might else 0
 
     async def _note_obstacles(self) -> None:
         while True:
@@ -118,9 +118,9 @@ class Pool:
 
     async def _pull(self) -> None:
         while not self.exhausted:
-            await self.changed.wait_until(self._may_pull)
+            count = await self.changed.wait_until(self._pullable)
             try:
-                await self._pull_some(pullable(self.load()))
+                await self._pull_some(count)
             except Exception as error:  # noqa: BLE001  the boundary of the source: its failure becomes the engine's
                 self.fate.fail(_source_failed(error))
                 return
@@ -131,7 +131,7 @@ class Pool:
             raise SourceError(f"source.take({count}) must give at most {count} prompts, got {prompts!r:.200}")
         self.exhausted = not prompts
         entries = [self.book.pull(prompt) for prompt in prompts]
-        refused = await record_pull(self.record, prompts, self.source.state()) if prompts else {}
+        refused = await record_pull(self.record, prompts, self.source) if prompts else {}
         for entry in entries:
             if entry.id in refused:
                 self._gave_up(entry, refused[entry.id])
@@ -142,8 +142,7 @@ class Pool:
 
     async def _admit(self, attempts: trio.Nursery) -> None:
         while True:
-            await self.changed.wait_until(self._may_start)
-            for _ in range(startable(self.load())):
+            for _ in range(await self.changed.wait_until(self._startable)):
                 self._start(attempts)
 
     def _start(self, attempts: trio.Nursery) -> None:

@@ -7,21 +7,24 @@ from ._core.events import Pulled, Quarantined
 from ._core.failures import failure_of
 from ._core.values import GroupId, Prompt, QuarantineReport
 from ._record import Record
+from .abc import Source
 from .errors import DataRefused
 
 
-async def record_pull(
-    record: Record, prompts: Sequence[Prompt], state: Mapping[str, object]
-) -> Mapping[GroupId, QuarantineReport]:
+async def record_pull(record: Record, prompts: Sequence[Prompt], source: Source) -> Mapping[GroupId, QuarantineReport]:
     """Write down that these prompts left the source, and the end of those that can't be stored; returns their reports.
 
-    Blocks until it is on disk, in one transaction. Cancelled before the write was accepted, nothing is written.
+    Blocks until it is on disk, in one transaction; without a ledger this returns at once. Cancelled before the write was
+    accepted, nothing is written.
 
     Raises:
       DataRefused: it is not a prompt that can't be stored, but the source's state.
       LedgerError: the write failed; the engine fails with it.
     """
     refused: dict[GroupId, QuarantineReport] = {}
+    if record.ledger is None:
+        return refused
+    state = source.state()
     while True:  # noqa: ASYNC913  each round refuses one prompt more, so it ends; writing is a cancel point
         stored = tuple(_without_data(prompt) if prompt.group_id in refused else prompt for prompt in prompts)
         ends = (Quarantined(report=report) for report in refused.values())

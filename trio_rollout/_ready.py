@@ -53,7 +53,8 @@ class ReadyBuffer:
     async def put(self, entry: Entry, group: Group) -> None:
         """Make a finished group ready, once there is room. Cancelled while it waits, it becomes ready all the same."""
         try:
-            await self.changed.wait_until(self._has_room)
+            if not self._has_room():
+                await self.changed.wait_until(self._has_room)
         finally:
             self.book.finish(entry, group)
             self._entries.append(entry)

@@ -1,10 +1,12 @@
 """Waiting for a condition over shared state: level-triggered, so that no wake-up can be lost."""
 
 from collections.abc import Callable
-from typing import final
+from typing import TypeVar, final
 
 import attrs
 import trio
+
+T = TypeVar("T")
 
 
 @final
@@ -16,7 +18,7 @@ class StateChange:
     a tenth of a wake-up.
     """
 
-    _waiting: dict[trio.lowlevel.Task, Callable[[], bool]] = attrs.field(factory=dict, init=False)
+    _waiting: dict[trio.lowlevel.Task, Callable[[], object]] = attrs.field(factory=dict, init=False)
 
     def notify(self) -> None:
         """Let every waiter whose condition holds look at it again."""
@@ -27,26 +29,28 @@ class StateChange:
                 del self._waiting[task]
                 trio.lowlevel.reschedule(task)
 
-    async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait until ``condition()`` is true; it is called by whoever notifies, too, so it must only look.
+    async def wait_until(self, condition: Callable[[], T]) -> T:
+        """Wait until ``condition()`` is true, and return what it was; whoever notifies calls it too, so it must only look.
 
         Always a checkpoint, and none lies between the condition's last evaluation and the return: what it saw still
         holds. Cancelled, nothing has changed.
         """
-        await trio.lowlevel.checkpoint()
+        if condition():  # where it is not, waiting is the checkpoint: one less, seven times for each group
+            await trio.lowlevel.checkpoint()
         task = trio.lowlevel.current_task()
 
         def abort(_raise_cancel: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
             del self._waiting[task]
             return trio.lowlevel.Abort.SUCCEEDED
 
-        while not condition():
+        while not (found := condition()):
             self._waiting[task] = condition
             await trio.lowlevel.wait_task_rescheduled(abort)
+        return found
 
 
-def _may_hold(condition: Callable[[], bool]) -> bool:
+def _may_hold(condition: Callable[[], object]) -> bool:
     try:
-        return condition()
+        return bool(condition())
     except Exception:  # noqa: BLE001  the waiter's, not the notifier's: it will raise it where it waits
         return True

@@ -1,0 +1,76 @@
+"""Waiting for a condition: what it saw still holds, every wait can be cancelled, and no waiter is left behind."""
+
+import pytest
+import trio
+from trio.testing import assert_checkpoints, wait_all_tasks_blocked
+
+from trio_rollout._signal import StateChange
+
+
+async def test_what_the_condition_saw_still_holds_when_the_wait_returns():
+    """One thing and two who want it, both awake because of it: only one may find it."""
+    changed, things, found = StateChange(), [], []
+
+    async def take_one():
+        await changed.wait_until(lambda: len(things))
+        found.append(things.pop())
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(take_one)
+        await wait_all_tasks_blocked()
+        things.append("first")
+        changed.notify()
+        await wait_all_tasks_blocked()
+        assert found == ["first"]
+        things.append("second")
+        changed.notify()
+    assert found == ["first", "second"]
+
+
+async def test_what_held_at_first_is_looked_at_again_after_the_checkpoint():
+    changed, things, found = StateChange(), ["only one"], []
+
+    async def take_one():
+        await changed.wait_until(lambda: len(things))
+        found.append(things.pop())
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(take_one)
+        await wait_all_tasks_blocked()
+        assert found == ["only one"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_it_returns_what_the_condition_was():
+    assert await StateChange().wait_until(lambda: 3) == 3
+
+
+async def test_a_condition_that_holds_is_a_checkpoint_all_the_same():
+    with assert_checkpoints():
+        await StateChange().wait_until(lambda: True)
+
+
+@pytest.mark.parametrize("holds", [False, True])
+async def test_cancelled_it_does_not_wait_and_leaves_nobody_behind(holds):
+    changed = StateChange()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await changed.wait_until(lambda: holds)
+    assert scope.cancelled_caught
+    changed.notify()  # a waiter that was left behind would be woken although it does not wait
+
+
+async def test_a_condition_that_raises_raises_where_it_is_waited_for():
+    changed, broken = StateChange(), []
+
+    async def wait():
+        with pytest.raises(ZeroDivisionError):
+            await changed.wait_until(lambda: bool(broken) and 1 / 0)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await wait_all_tasks_blocked()
+        broken.append("now")
+        changed.notify()
