@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 
 COMMAND = (sys.executable, "-W", "error::ResourceWarning", "-m", "trio_rollout.cli")
-LONGEST_S = 60
+LONGEST_S = 300
 """A command that has not ended by then has hung."""
 
 

@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.mark.parametrize(("name", "steps"), [("asyncio_host", 3), ("trio_asyncio_host", 2)])
 def test_the_program_gets_its_batches(name, steps):
     answer = subprocess.run(
-        [sys.executable, f"{name}.py"], cwd=EXAMPLES, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, f"{name}.py"], cwd=EXAMPLES, capture_output=True, text=True, timeout=300, check=True
     )
     lines = answer.stdout.splitlines()
     assert [line.partition(":")[0] for line in lines] == [f"step {number}" for number in range(steps)], answer.stderr
