@@ -7,6 +7,7 @@ import pytest
 
 import trio_rollout.errors
 from trio_rollout import Deadlines, EngineSettings, Prompt, Retry, SamplingParams, Segment, Staleness, Stop, Turn
+from trio_rollout._core.failures import failure_of
 from trio_rollout.errors import RequestRejected, RolloutError, ServerBusy, ServerLost, SettingsError
 
 
@@ -110,3 +111,12 @@ def test_every_error_can_be_pickled(name):
 def test_what_an_error_carries_survives_pickling():
     for error in (RequestRejected("m", status=400), ServerBusy("m", status=503, retry_after=2.0), ServerLost("m")):
         assert vars(pickle.loads(pickle.dumps(error))) == vars(error)
+
+
+def test_what_a_failure_says_has_a_bound():
+    failure = failure_of(ValueError("a" * 10**6 + "z"))
+    assert len(failure.message) < 20_000
+    assert len(failure.traceback) < 20_000
+    assert failure.message.startswith("aaa")
+    assert failure.message.endswith("z")
+    assert "983617 characters are left out" in failure.message

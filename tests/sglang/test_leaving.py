@@ -101,6 +101,20 @@ async def test_an_orphan_is_counted_when_the_server_does_not_say_what_it_runs(au
         assert run.servers.statistics().orphans == 1
 
 
+async def test_orphans_of_a_server_that_never_says_what_it_runs_are_not_kept(autojump_clock):
+    def plan(seen):
+        if seen.path == "/v1/loads":
+            return Reply(status=404, body={"detail": "Not Found"})
+        return aborts_are(*[Fault.IGNORE] * 500)(seen)
+
+    async with memory_world(plan) as run:
+        for _ in range(5):
+            await cancelled_after(run)
+            await trio.sleep(10)
+        assert run.servers.statistics().orphans == 5
+        assert len(run.servers._fleet.servers[0].orphans) == 1
+
+
 async def test_an_orphan_is_counted_when_the_look_hangs_and_the_budget_still_holds(autojump_clock):
     def plan(seen):
         return Fault.HANG if seen.path == "/v1/loads" else aborts_are(*[Fault.IGNORE] * 50)(seen)

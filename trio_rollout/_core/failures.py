@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from .enums import Cause
 from .values import Failure, GroupId
 
+_LONGEST = 16_384
+"""Characters of a text. A failure is kept as long as its run, written down and logged; an exception may quote a whole dialogue."""
+
 
 def failure_of(
     error: BaseException, cause: Cause = Cause.ERROR, *, group: GroupId | None = None, attempt: int | None = None
@@ -14,8 +17,8 @@ def failure_of(
     return Failure(
         cause=cause,
         type=type(error).__qualname__,
-        message=words_of(error),
-        traceback=_traceback_of(error),
+        message=_shortened(words_of(error)),
+        traceback=_shortened(_traceback_of(error)),
         group=group,
         attempt=attempt,
     )
@@ -37,6 +40,15 @@ def leaves_of(error: BaseException) -> Sequence[BaseException]:
     if not isinstance(error, BaseExceptionGroup):
         return (error,)
     return [leaf for inner in error.exceptions for leaf in leaves_of(inner)]
+
+
+def _shortened(text: str) -> str:
+    """Its beginning and its end, if it is too long: the end of a traceback says what was raised."""
+    left_out = len(text) - _LONGEST
+    if left_out <= 0:
+        return text
+    half = _LONGEST // 2
+    return f"{text[:half]}\n[{left_out} characters are left out]\n{text[-half:]}"
 
 
 def _traceback_of(error: BaseException) -> str:

@@ -89,7 +89,7 @@ async def count_orphans(fleet: Fleet, server: Server, *, most: int) -> None:
     except ServerError as error:
         _log.info("cannot tell what %s runs: %s", server.url, error)
     finally:
-        server.orphans.extend([trio.current_time()] * unexplained)
+        server.note_orphans(trio.current_time(), unexplained)
         fleet.orphans += unexplained
         if unexplained:
             _log.warning("%s still runs %d of our requests after the time for their abort", server.url, unexplained)

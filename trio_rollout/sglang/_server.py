@@ -70,9 +70,19 @@ class Server:
 
     def known_orphans(self, now: float, *, running: int) -> int:
         """How many of the ``running`` requests that are not ours any more have been counted as orphans already."""
-        while self.orphans and (self.orphans[0] + _ORPHAN_LIFE_S <= now or len(self.orphans) > running):
+        self._forget_orphans(now)
+        while len(self.orphans) > running:
             self.orphans.popleft()
         return len(self.orphans)
+
+    def note_orphans(self, now: float, count: int) -> None:
+        """So many more were counted. A server that never says what it runs is told of without end, so the old ones go here too."""
+        self._forget_orphans(now)
+        self.orphans.extend([now] * count)
+
+    def _forget_orphans(self, now: float) -> None:
+        while self.orphans and self.orphans[0] + _ORPHAN_LIFE_S <= now:
+            self.orphans.popleft()
 
     def close(self) -> None:
         """Close all idle connections, and those in use when they are given back."""
