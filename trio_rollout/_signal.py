@@ -35,7 +35,7 @@ class StateChange:
         Always a checkpoint, and none lies between the condition's last evaluation and the return: what it saw still
         holds. Cancelled, nothing has changed.
         """
-        if condition():  # where it is not, waiting is the checkpoint: one less, seven times for each group
+        if condition():  # where it is not, waiting is the checkpoint: one less, two or three times for each group
             await trio.lowlevel.checkpoint()
         task = trio.lowlevel.current_task()
 
