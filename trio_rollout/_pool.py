@@ -41,6 +41,10 @@ _AHEAD = 4
 """A quarter of what can run is pulled ahead: while a ledger writes a pull down, slots that become free do not wait for it."""
 
 
+def _pulled_ahead(pool: "Pool") -> int:
+    return max(1, pool.slots.total // pool.recipe.settings.samples_per_prompt // _AHEAD)
+
+
 @final
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Pool:
@@ -61,13 +65,9 @@ class Pool:
     queue: deque[Entry]
     exhausted: bool = False
     generated_tokens: int = attrs.field(default=0, init=False)
-    _ahead: int = attrs.field(init=False)
+    _ahead: int = attrs.field(default=attrs.Factory(_pulled_ahead, takes_self=True), init=False)
     _admission: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     _giving_back: trio.Lock = attrs.field(factory=trio.Lock, init=False)
-
-    @_ahead.default
-    def _a_quarter(self) -> int:
-        return max(1, self.slots.total // self.recipe.settings.samples_per_prompt // _AHEAD)
 
     def remember(self, entries: Sequence[Entry]) -> None:
         """Queue groups that a ledger remembers as unfinished."""

@@ -3,14 +3,7 @@
 import enum
 
 
-class _Word(enum.Enum):
-    """A key of the tables that every group goes through."""
-
-    __hash__ = object.__hash__
-    """By identity, as members are singletons: Enum's own is a function in Python, six calls a rollout."""
-
-
-class State(_Word):
+class State(enum.Enum):
     """Where a group is. Every pulled group is in exactly one of these."""
 
     WAITING = "waiting"
@@ -31,7 +24,7 @@ class State(_Word):
     """Given back to the source at a drain."""
 
 
-class Event(_Word):
+class Event(enum.Enum):
     """What can happen to a group."""
 
     START = "start"
