@@ -4,7 +4,6 @@ Leaving the attempt's scope without an outcome *is* the requeue, and the cause s
 both ways: once claimed, no cancellation can undo it; once cancelled, a late result is thrown away.
 """
 
-import math
 from typing import TypeAlias
 
 import attrs
@@ -13,6 +12,7 @@ import trio
 from ._core.enums import Cause
 from ._core.failures import failure_of, leaves_of
 from ._core.values import Failure, Group, GroupId, Prompt
+from ._gate import deadline_after
 from .errors import GenerateError, RequestRejected, ServerLost
 
 UNWANTED = "trio.Cancelled was raised although nobody had cancelled anything: user code kept one and raised it again"
@@ -162,5 +162,4 @@ def is_unwanted() -> bool:
 
 def new_attempt(prompt: Prompt, number: int, *, rollouts: int, seconds: float | None) -> Attempt:
     """An attempt that may take so many seconds from now; None or less than zero: any time."""
-    deadline = math.inf if seconds is None or seconds <= 0 else trio.current_time() + seconds
-    return Attempt(prompt.group_id, number, prompt, rollouts, trio.CancelScope(deadline=deadline))
+    return Attempt(prompt.group_id, number, prompt, rollouts, trio.CancelScope(deadline=deadline_after(seconds)))

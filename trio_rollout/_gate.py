@@ -180,4 +180,5 @@ def limit_of(seconds: float | None) -> float:
 
 def deadline_after(seconds: float | None) -> float:
     """The deadline so many seconds from now; None, zero and negative numbers mean none."""
-    return math.inf if seconds is None or seconds <= 0 else trio.current_time() + seconds
+    limit = limit_of(seconds)
+    return limit if limit == math.inf else trio.current_time() + limit

@@ -41,10 +41,6 @@ _AHEAD = 4
 """A quarter of what can run is pulled ahead: while a ledger writes a pull down, slots that become free do not wait for it."""
 
 
-def _pulled_ahead(pool: "Pool") -> int:
-    return max(1, pool.slots.total // pool.recipe.settings.samples_per_prompt // _AHEAD)
-
-
 @final
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Pool:
@@ -65,7 +61,6 @@ class Pool:
     queue: deque[Entry]
     exhausted: bool = False
     generated_tokens: int = attrs.field(default=0, init=False)
-    _ahead: int = attrs.field(default=attrs.Factory(_pulled_ahead, takes_self=True), init=False)
     _admission: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     _giving_back: trio.Lock = attrs.field(factory=trio.Lock, init=False)
 
@@ -98,7 +93,7 @@ class Pool:
             bound=self.ready.bound,
             exhausted=self.exhausted,
             fresh_room=self.freshness.room(under_way + len(self.ready)),
-            ahead=self._ahead,
+            ahead=self._ahead(),
             resting=self.book.count(State.WAITING) - len(self.queue),
             most_resting=self.slots.total // per_group,
         )
@@ -109,8 +104,11 @@ class Pool:
 
     def _pullable(self) -> int:
         free, per_group = self.slots.free, self.recipe.settings.samples_per_prompt
-        might = may_pull(free_slots=free, per_group=per_group, eligible=len(self.queue), ahead=self._ahead)
+        might = may_pull(free_slots=free, per_group=per_group, eligible=len(self.queue), ahead=self._ahead())
         return pullable(self.load()) if might else 0
+
+    def _ahead(self) -> int:
+        return max(1, self.slots.total // self.recipe.settings.samples_per_prompt // _AHEAD)
 
     async def _note_obstacles(self) -> None:
         while True:

@@ -1,5 +1,7 @@
 """Waiting for a condition: what it saw still holds, every wait can be cancelled, and no waiter is left behind."""
 
+from contextlib import asynccontextmanager
+
 import pytest
 import trio
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
@@ -7,9 +9,10 @@ from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 from trio_rollout._signal import StateChange
 
 
-async def test_what_the_condition_saw_still_holds_when_the_wait_returns():
-    """One thing and two who want it, both awake because of it: only one may find it."""
-    changed, things, found = StateChange(), [], []
+@asynccontextmanager
+async def two_who_want(things):
+    """Two tasks that wait for a thing and take it; yields what tells them, and what they took."""
+    changed, found = StateChange(), []
 
     async def take_one():
         await changed.wait_until(lambda: len(things))
@@ -19,28 +22,25 @@ async def test_what_the_condition_saw_still_holds_when_the_wait_returns():
         for _ in range(2):
             nursery.start_soon(take_one)
         await wait_all_tasks_blocked()
-        things.append("first")
-        changed.notify()
-        await wait_all_tasks_blocked()
-        assert found == ["first"]
-        things.append("second")
-        changed.notify()
-    assert found == ["first", "second"]
+        try:
+            yield changed, found
+        finally:
+            nursery.cancel_scope.cancel()
+
+
+async def test_what_the_condition_saw_still_holds_when_the_wait_returns():
+    """One thing and two who want it, both awake because of it: only one may find it."""
+    async with two_who_want(things := []) as (changed, found):
+        for wanted in (["first"], ["first", "second"]):
+            things.append(wanted[-1])
+            changed.notify()
+            await wait_all_tasks_blocked()
+            assert found == wanted
 
 
 async def test_what_held_at_first_is_looked_at_again_after_the_checkpoint():
-    changed, things, found = StateChange(), ["only one"], []
-
-    async def take_one():
-        await changed.wait_until(lambda: len(things))
-        found.append(things.pop())
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(2):
-            nursery.start_soon(take_one)
-        await wait_all_tasks_blocked()
+    async with two_who_want(["only one"]) as (_, found):
         assert found == ["only one"]
-        nursery.cancel_scope.cancel()
 
 
 async def test_it_returns_what_the_condition_was():

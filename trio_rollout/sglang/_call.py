@@ -1,7 +1,7 @@
 """One try of one request on one server: its identity, and how its answer is read."""
 
 from http import HTTPStatus
-from typing import Final, final
+from typing import final
 
 import attrs
 
@@ -11,8 +11,6 @@ from ._http import EVENT_STREAM, Response
 from ._naming import Named
 from ._server import Server
 from ._wire import GENERATE, GenerateRequest, StreamDecoder, decode_turn, error_of, nothing_moved, words_of
-
-_OK: Final = HTTPStatus.OK.value  # as an attribute of HTTPStatus it is a call
 
 
 def _is_stream(response: Response) -> bool:
@@ -54,7 +52,7 @@ class Call:
           ServerLost: a stream that ended before the answer did.
 
         """
-        if response.status != _OK:
+        if response.status != HTTPStatus.OK:
             retry_after = response.header(b"retry-after")
             raise error_of(self.attempted, response.status, words_of(response.body), retry_after=retry_after)
         if self.stream is None or not _is_stream(response):

@@ -21,7 +21,7 @@ _OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOME
 
 @final
 class Pool:
-    """Connections to one server, within one run of Trio. ``connections`` counts the open ones, idle or in use."""
+    """Connections to one server. ``connections`` counts the open ones, idle or in use."""
 
     def __init__(self, address: Address, connect: Connector, *, max_idle: int, idle_s: float, connect_s: float) -> None:
         self.address = address
@@ -33,8 +33,6 @@ class Pool:
         self._idle: deque[tuple[Connection, float]] = deque()
         self._scratch = memoryview(bytearray(SCRATCH_SIZE))
         self._closed = False
-        # Asked by itself it is one call and not three, twice for each request: a thirtieth of what the transport costs.
-        self._clock = trio.lowlevel.current_clock()
 
     def __repr__(self) -> str:
         return f"<Pool {self.address.url}: {self.connections} open, {len(self._idle)} idle>"
@@ -55,7 +53,7 @@ class Pool:
         """An idle connection for one exchange, if any is alive."""
         if not self._idle:
             return None
-        oldest = self._clock.current_time() - self._idle_s
+        oldest = trio.current_time() - self._idle_s
         while self._idle:
             connection, since = self._idle.pop()
             # Too old means that the server is about to close it: better a new one than that race.
@@ -75,7 +73,7 @@ class Pool:
         if not reusable or self._closed:
             self._drop(connection)
             return
-        now = self._clock.current_time()
+        now = trio.current_time()
         self._idle.append((connection, now))
         while self._idle and (len(self._idle) > self._max_idle or self._idle[0][1] + self._idle_s < now):
             self._drop(self._idle.popleft()[0])

@@ -25,9 +25,6 @@ SCRATCH_SIZE: Final = 65536
 
 _BLANK_LINE: Final = b"\r\n\r\n"
 _NO_BODY: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
-# As attributes of HTTPStatus each of them is a call.
-_OK: Final = HTTPStatus.OK.value
-_SWITCHING: Final = HTTPStatus.SWITCHING_PROTOCOLS.value
 
 
 @final
@@ -189,9 +186,9 @@ class ResponseReader:
             parser = httptools.HttpResponseParser(found)
             _parse(parser, head)
             self._status = parser.get_status_code()
-            if self._status >= _OK:
+            if self._status >= HTTPStatus.OK:
                 break
-            if self._status == _SWITCHING:
+            if self._status == HTTPStatus.SWITCHING_PROTOCOLS:
                 raise BadResponse("the server answered 101 Switching Protocols, which was not asked for")
             # 100 Continue and its like: the answer is still to come
         self._headers = found.headers
@@ -224,7 +221,7 @@ class ResponseReader:
     def _begin_parsed(self, head: bytes, *, chunked: bool) -> None:
         """Let a parser of its own, which knows the head, see the body."""
         self._state = _State.PARSED if chunked else _State.UNTIL_EOF
-        observed = self._observer is not None and self._status == _OK and self._is_observed()
+        observed = self._observer is not None and self._status == HTTPStatus.OK and self._is_observed()
         self._sink = _Sink(self._observer if observed else None)
         self.observed = (self._status, self._headers) if observed else None
         self._parser = httptools.HttpResponseParser(self._sink)
