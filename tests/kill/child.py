@@ -5,6 +5,7 @@ Lives are made by a nest, which has imported everything and forks: a line with a
 and an ack before and after it is made; what it said before it was killed has been read by then.
 """
 
+import faulthandler
 import json
 import logging
 import os
@@ -40,6 +41,7 @@ from trio_rollout import (
 from trio_rollout.abc import Rollout
 from trio_rollout.errors import EndOfData
 from trio_rollout.ledger._store import StoreLimits
+from trio_rollout.observe import task_tree
 from trio_rollout.sglang import ServerSettings
 
 SETTINGS = EngineSettings(
@@ -50,6 +52,8 @@ SETTINGS = EngineSettings(
     failure_budget=100,
 )
 SIZES = StoreLimits(inline=2000, together=0, segment=200_000)
+MOST_S = 240.0
+"""What no life may take that is not killed: one from beginning to end takes some 5 s on a machine that is not busy."""
 MODES = (PauseMode.ABORT, PauseMode.RETRACT, PauseMode.IN_PLACE)
 
 
@@ -192,8 +196,21 @@ class Trainer:
         say("updated", version)
 
 
+async def live_within_reason(orders: Orders) -> None:
+    """One life; one that would never end says what waits for what, and fails."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_look_when_late)
+        await live(orders)
+        nursery.cancel_scope.cancel()
+
+
+async def _look_when_late() -> None:
+    await trio.sleep(MOST_S)
+    raise TimeoutError(f"a life has not ended after {MOST_S:g} s, and nothing killed it:\n{task_tree()}")
+
+
 async def live(orders: Orders) -> None:
-    """One life, to the end of the data if it is not killed before."""
+    """To the end of the data."""
     async with (
         open_sglang_servers(orders.urls, settings=ServerSettings(resume_at_start=True)) as servers,
         open_ledger(orders.ledger, keep_acked=orders.keep, sizes=SIZES) as ledger,
@@ -218,7 +235,8 @@ def _hatch(orders: Orders) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     status = 1
     try:
-        trio.run(partial(live, orders))
+        faulthandler.dump_traceback_later(MOST_S + 30, exit=True)  # if even the loop stands still
+        trio.run(partial(live_within_reason, orders))
         status = 0
     except Exception:  # ruff: ignore[blind-except]  nothing but the status leaves this process
         traceback.print_exc()

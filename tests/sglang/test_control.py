@@ -5,8 +5,9 @@ from contextlib import suppress
 import pytest
 import trio
 
-from trio_rollout import Deadlines, PauseMode, SamplingParams, Stop
+from trio_rollout import Deadlines, PauseMode, SamplingParams, Stop, open_sglang_servers
 from trio_rollout.errors import ServerError
+from trio_rollout.sglang import ServerSettings
 from trio_rollout.testing import Fault, Link, Reply, Run, cancel_everywhere
 
 from .helpers import EXPECTED, FIVE, PROMPT, memory_world
@@ -379,3 +380,41 @@ async def test_a_cancelled_pause_is_awaited_before_the_resume(autojump_clock):
         assert trio.current_time() - began > 0.5  # the answer has over a hundred bytes, 0.01 s each
         await run.servers.resume()
         assert not run.fake.paused
+
+
+# --- a window that begins while the probe resumes a server
+
+RESUMING = ServerSettings(vocab_size=1000, resume_at_start=True)
+
+
+async def test_a_window_that_begins_while_the_probe_resumes_a_server_leaves_it_running(autojump_clock):
+    """The probe's resume is answered inside the window: the server is paused all the same, and the window's end resumes it."""
+    async with memory_world({"/continue_generation": [Fault.DRIP]}) as run:
+        run.fake.pause("retract")
+        async with open_sglang_servers([run.fake.url], settings=RESUMING, connect=run.net.connect) as late:
+            await run.fake.until(lambda: not run.fake.paused)
+            await late.pause(PauseMode.RETRACT)
+            await trio.sleep(5)
+            assert run.fake.paused
+            await late.resume()
+            assert not run.fake.paused
+            with trio.fail_after(60):
+                assert (await late.generate(PROMPT, FIVE)).stop is Stop.LENGTH
+
+
+@pytest.mark.parametrize("moment", range(24))
+async def test_a_window_may_begin_at_any_moment_of_a_servers_recovery(autojump_clock, moment):
+    """It is paused as long as the window lasts, and not a moment longer, whatever the probe was about to ask."""
+    async with memory_world() as run:
+        run.fake.pause("retract")
+        run.net.link = Link(latency=(0.1, 0.1))
+        async with open_sglang_servers([run.fake.url], settings=RESUMING, connect=run.net.connect) as late:
+            await trio.sleep(0.05 * moment)
+            await late.pause(PauseMode.RETRACT)
+            for _ in range(40):
+                assert run.fake.paused
+                await trio.sleep(0.05)
+            await late.resume()
+            assert not run.fake.paused
+            with trio.fail_after(60):
+                assert (await late.generate(PROMPT, FIVE)).stop is Stop.LENGTH

@@ -30,11 +30,17 @@ def _answering(fleet: Fleet) -> list[Server]:
 async def pause(fleet: Fleet, mode: PauseMode, *, seconds: float) -> None:
     """Pause every server that is not lost; see ``InferenceServers.pause``."""
 
+    give_up = trio.current_time() + seconds
+
     async def ask(server: Server) -> None:
-        # Left without its answer, it might be carried out after the resume: that comes on another connection.
-        reply: Reply | None = None
-        with trio.move_on_after(seconds, shield=True):
-            reply = await call(server, "POST", PAUSE, pause_body(mode))
+        async with server.pausing:
+            if server.lost is not None:
+                raise ServerError(server.lost)
+            server.paused = True  # a resume may have been answered since
+            # Left without its answer, it might be carried out after the resume: that comes on another connection.
+            reply: Reply | None = None
+            with trio.move_on_at(give_up, shield=True):
+                reply = await call(server, "POST", PAUSE, pause_body(mode))
         if reply is None:
             server.pause_unanswered = True
             raise ServerError(f"no answer within {seconds:g} s")
@@ -53,26 +59,39 @@ async def pause(fleet: Fleet, mode: PauseMode, *, seconds: float) -> None:
     raise ServerError(f"{len(outcome.failures)} of {len(servers)} servers could not be paused: {outcome}")
 
 
-async def continue_one(fleet: Fleet, server: Server) -> None:
-    """Ask a server to continue until it says that it does; a server that is down isn't paused any more.
+async def continue_once(fleet: Fleet, server: Server) -> None:
+    """Ask a server to continue, and note what it says; one that is down isn't paused any more. The caller holds ``server.pausing``.
 
-    Blocks until then: the caller bounds it.
+    Cancelled, the server is lost: the call may still be carried out, and no pause must go to it until it has answered another.
     """
+    try:
+        reply = await call(server, "POST", CONTINUE, {})
+    except trio.Cancelled:
+        fleet.lose(server, "a resume was left without its answer")
+        raise
+    except Unreachable as error:
+        fleet.lose(server, str(error))
+        server.down = True
+        return
+    except ServerError as error:
+        _log.warning("POST %s%s: %s", server.url, CONTINUE, error)
+    else:
+        if reply.ok:
+            fleet.resumed(server)
+        else:
+            _log.warning("%s", reply.error())
+    server.down = False
+
+
+async def _continue(fleet: Fleet, server: Server) -> None:
+    """Ask a server to continue until it says that it does, or is down. Blocks until then: the caller bounds it."""
     while True:
         next_try = trio.current_time() + REPEAT_S
-        try:
-            reply = await call(server, "POST", CONTINUE, {})
-        except Unreachable as error:
-            fleet.lose(server, str(error))
-            server.down = True
+        async with server.pausing:
+            if server.paused:
+                await continue_once(fleet, server)
+        if not server.paused or server.down:
             return
-        except ServerError as error:
-            _log.warning("POST %s%s: %s", server.url, CONTINUE, error)
-        else:
-            if reply.ok:
-                fleet.resumed(server)
-                return
-            _log.warning("%s", reply.error())
         await wait_s(max(0.0, next_try - trio.current_time()))
 
 
@@ -82,7 +101,7 @@ async def resume(fleet: Fleet, *, seconds: float) -> None:
 
     async def ask(server: Server) -> bool:
         with trio.move_on_after(seconds if server.lost is None else min(seconds, _LOST_RESUME_S)):
-            await continue_one(fleet, server)
+            await _continue(fleet, server)
         return server.paused and not server.down
 
     try:
@@ -105,7 +124,7 @@ async def resume_quietly(fleet: Fleet) -> None:
     async with trio.open_nursery() as nursery:
         for server in fleet.servers:
             if server.paused and not server.down:
-                nursery.start_soon(continue_one, fleet, server)
+                nursery.start_soon(_continue, fleet, server)
 
 
 async def versions(fleet: Fleet, *, seconds: float) -> Mapping[str, int | None]:

@@ -8,7 +8,7 @@ import trio
 from .._backoff import wait_s
 from ..errors import ServerError
 from ._calls import is_ready, model_info
-from ._control import continue_one
+from ._control import continue_once
 from ._fleet import Fleet
 from ._server import Server
 
@@ -16,25 +16,26 @@ _log: Final = logging.getLogger("trio_rollout.sglang")
 
 
 async def _recover(fleet: Fleet, server: Server) -> None:
-    """Ask a lost server; give it work again once it is ready, not paused, and has said which weights it has."""
-    if server.paused:
-        if fleet.window:
-            return  # its resume belongs to the end of the window
-        await continue_one(fleet, server)
+    """Ask a lost server; give it work again once it is ready, not paused, and has said which weights it has.
+
+    A window that begins meanwhile pauses it after this, and not before.
+    """
+    async with server.pausing:
+        if server.paused and not fleet.window:  # in a window, its resume belongs to the window's end
+            await continue_once(fleet, server)
         if server.paused:
             return
-    if not await is_ready(server):
-        server.paused = (
-            server.pause_unanswered
-        )  # then that pause was carried out only now: resume it with the next look
-        return
-    server.pause_unanswered = False
-    server.naming.observe((await model_info(server)).weight_version)
-    if server.lost is not None:
-        _log.warning("server %s is back (it was lost: %s)", server.url, server.lost)
-    server.lost = None
-    server.down = False
-    server.suspect = False
+        if not await is_ready(server):
+            # If it owed us a pause, that was carried out only now: resume it with the next look.
+            server.paused = server.pause_unanswered
+            return
+        server.pause_unanswered = False
+        server.naming.observe((await model_info(server)).weight_version)
+        if server.lost is not None:
+            _log.warning("server %s is back (it was lost: %s)", server.url, server.lost)
+        server.lost = None
+        server.down = False
+        server.suspect = False
     fleet.notify()
 
 
