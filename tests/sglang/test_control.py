@@ -418,3 +418,30 @@ async def test_a_window_may_begin_at_any_moment_of_a_servers_recovery(autojump_c
             assert not run.fake.paused
             with trio.fail_after(60):
                 assert (await late.generate(PROMPT, FIVE)).stop is Stop.LENGTH
+
+
+async def test_a_servers_version_that_was_asked_before_it_changed_is_asked_again(autojump_clock):
+    """The answer to the first question comes after the update, and is of before it: the server would never get work again."""
+    async with memory_world({"/model_info": [None, None, Fault.DRIP]}) as run:
+        run.fake.version = "1"
+        await run.servers.versions()
+        run.servers.require_version(3)
+        await run.fake.until(lambda: len(sent(run.fake, "/model_info")) == 3)
+        await trio.sleep(0.1)
+        run.fake.version = "4"
+        run.servers.require_version(4)
+        with trio.fail_after(60):
+            assert (await run.servers.generate(PROMPT, FIVE)).weight_version == 4
+
+
+async def test_a_lost_servers_version_that_was_asked_before_it_changed_is_asked_again(autojump_clock):
+    async with memory_world({"/model_info": [None, Fault.DRIP], "/pause_generation": [Reply(status=500)]}) as run:
+        run.fake.version = "1"
+        with pytest.raises(ServerError):
+            await run.servers.pause(PauseMode.RETRACT)
+        await run.fake.until(lambda: len(sent(run.fake, "/model_info")) == 2)
+        await trio.sleep(0.1)
+        run.fake.version = "4"
+        run.servers.require_version(4)
+        with trio.fail_after(60):
+            assert (await run.servers.generate(PROMPT, FIVE)).weight_version == 4

@@ -30,20 +30,25 @@ async def _recover(fleet: Fleet, server: Server) -> None:
             server.paused = server.pause_unanswered
             return
         server.pause_unanswered = False
-        server.naming.observe((await model_info(server)).weight_version)
+        await _learn_version(fleet, server)
         if server.lost is not None:
             _log.warning("server %s is back (it was lost: %s)", server.url, server.lost)
         server.lost = None
         server.down = False
-        server.suspect = False
     fleet.notify()
+
+
+async def _learn_version(fleet: Fleet, server: Server) -> None:
+    """Ask a server which weights it has; again with the next look if others are required by then, for they may have come since."""
+    required = fleet.required
+    server.naming.observe((await model_info(server)).weight_version)
+    server.suspect = fleet.required != required
 
 
 async def _verify(fleet: Fleet, server: Server) -> None:
     """Ask a server that named an unexpected version; what it says now decides whether it gets work."""
-    server.naming.observe((await model_info(server)).weight_version)
-    server.suspect = False
-    if not fleet.usable(server):
+    await _learn_version(fleet, server)
+    if not fleet.usable(server) and not server.suspect:
         _log.warning(
             "server %s has weights %r, not version %s: no work until a weight update has brought it there",
             server.url,
