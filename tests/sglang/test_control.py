@@ -445,3 +445,20 @@ async def test_a_lost_servers_version_that_was_asked_before_it_changed_is_asked_
         run.servers.require_version(4)
         with trio.fail_after(60):
             assert (await run.servers.generate(PROMPT, FIVE)).weight_version == 4
+
+
+async def test_a_server_that_leaves_its_resume_unanswered_is_lost_and_a_window_goes_on_without_it(autojump_clock):
+    """Sent then, a pause might be followed by the resume that it had come after."""
+    settings = ServerSettings(vocab_size=1000, resume_at_start=True, control=3.0)
+    async with memory_world({"/continue_generation": [Fault.HANG]}, ()) as run:
+        run.fake.pause("retract")
+        urls = [fake.url for fake in run.fakes]
+        async with open_sglang_servers(urls, settings=settings, connect=run.net.connect) as late:
+            view = late.under(Deadlines(control=10.0))
+            await trio.sleep(1)
+            await view.pause(PauseMode.RETRACT)
+            assert [len(sent(fake, "/pause_generation")) for fake in run.fakes] == [0, 1]
+            await view.resume()
+            await trio.sleep(40)
+            assert [fake.paused for fake in run.fakes] == [False, False]
+            assert all(server.usable for server in late.statistics().servers)

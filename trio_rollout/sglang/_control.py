@@ -35,7 +35,7 @@ async def pause(fleet: Fleet, mode: PauseMode, *, seconds: float) -> None:
     async def ask(server: Server) -> None:
         async with server.pausing:
             if server.lost is not None:
-                raise ServerError(server.lost)
+                return  # meanwhile: as those that were lost before
             server.paused = True  # a resume may have been answered since
             # Left without its answer, it might be carried out after the resume: that comes on another connection.
             reply: Reply | None = None
