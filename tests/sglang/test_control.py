@@ -462,3 +462,24 @@ async def test_a_server_that_leaves_its_resume_unanswered_is_lost_and_a_window_g
             await trio.sleep(40)
             assert [fake.paused for fake in run.fakes] == [False, False]
             assert all(server.usable for server in late.statistics().servers)
+
+
+async def test_a_server_that_another_client_pauses_is_found_out_by_the_first_request_that_it_does_not_let_go(
+    autojump_clock, caplog
+):
+    """It parks requests without a word and acknowledges no abort; without a look, each request would wait there for its deadline."""
+    async with memory_world((), ()) as run:
+        run.fake.pause("retract")
+        with trio.move_on_after(10) as limit:
+            await run.servers.generate(PROMPT, FIVE)
+        assert limit.cancelled_caught
+        await trio.sleep(1)
+        with trio.fail_after(60):
+            for _ in range(4):
+                await run.servers.generate(PROMPT, FIVE)
+        assert [len(fake.generates) for fake in run.fakes] == [1, 4]
+        assert run.fake.url in caplog.text
+        assert sent(run.fake, "/continue_generation") == []  # whoever paused it has reasons
+        run.fake.resume()
+        await trio.sleep(5)
+        assert all(server.usable for server in run.servers.statistics().servers)

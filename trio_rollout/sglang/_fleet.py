@@ -55,12 +55,12 @@ class Fleet:
 
     def usable(self, server: Server) -> bool:
         """Whether a request may be sent to it now."""
-        return (
-            not self.window
-            and server.lost is None
-            and not server.paused
-            and (self.required is None or not server.naming.names_numbers or server.naming.now.version == self.required)
-        )
+        return not self.window and server.lost is None and not server.paused and self.has_weights(server)
+
+    def has_weights(self, server: Server) -> bool:
+        """Whether it has those that are required; one that never named a number is taken at the trainer's word."""
+        naming = server.naming
+        return self.required is None or not naming.names_numbers or naming.now.version == self.required
 
     async def choose(self, affinity: str | None) -> Server:
         """The server for the next request: the one of this session while it can be used, else the least loaded.
@@ -163,8 +163,8 @@ class Fleet:
         self.notify()
 
     def suspect(self, server: Server) -> None:
-        """Have a server asked for its version: an answer named another than it should have."""
-        if self.required is not None and not server.suspect:
+        """Have a server asked whether it samples, and with which weights: its answers, or their absence, say otherwise."""
+        if not server.suspect:
             server.suspect = True
             self.notify()
 

@@ -69,6 +69,7 @@ async def close_unanswered(fleet: Fleet, call: Call, exchange: Exchange) -> None
     if call.server.paused:
         fleet.owe_abort(call.server, call.rid)
     else:
+        fleet.suspect(call.server)
         await count_orphans(fleet, call.server, most=1)
 
 

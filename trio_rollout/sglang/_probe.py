@@ -46,9 +46,18 @@ async def _learn_version(fleet: Fleet, server: Server) -> None:
 
 
 async def _verify(fleet: Fleet, server: Server) -> None:
-    """Ask a server that named an unexpected version; what it says now decides whether it gets work."""
-    await _learn_version(fleet, server)
-    if not fleet.usable(server) and not server.suspect:
+    """Ask a server that is in doubt whether it samples, and with which weights: what it says decides whether it gets work.
+
+    One that we have paused is asked after its resume.
+    """
+    async with server.pausing:
+        if server.paused:
+            return
+        if not await is_ready(server):
+            fleet.lose(server, "it is not ready: paused by another client, or ill")
+            return
+        await _learn_version(fleet, server)
+    if not fleet.has_weights(server) and not server.suspect:
         _log.warning(
             "server %s has weights %r, not version %s: no work until a weight update has brought it there",
             server.url,

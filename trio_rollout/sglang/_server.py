@@ -46,7 +46,7 @@ class Server:
     down: bool = False
     """Lost, and nothing listened there when it was last asked: it runs nothing."""
     suspect: bool = False
-    """It named a version that is not the one it should have; the probe will ask."""
+    """It named a version that is not the one it should have, or did not let a request go; the probe will ask."""
     paused: bool = False
     """It may be paused: a pause was sent, and no resume has been acknowledged."""
     pause_unanswered: bool = False
