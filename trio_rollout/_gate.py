@@ -128,6 +128,10 @@ class Gate:
         """How many turns are under way on a server."""
         return len(self._inside)
 
+    def has_fewer_calls(self, than: int) -> bool:
+        """Whether a turn has come back since so many were under way."""
+        return len(self._inside) < than
+
     async def wait(self) -> None:
         """Wait until requests may be sent. Cancelled, nothing has changed."""
         while not self.is_open:

@@ -16,6 +16,7 @@ import logging
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import final
 
 import attrs
@@ -34,6 +35,9 @@ from ._signal import StateChange
 from .errors import ServerError
 
 _LOGGER = logging.getLogger("trio_rollout")
+_PARKED_S = 1.0
+"""A server that says that it has paused in mode ABORT has ended all that it ran. A call that has not come back so long after the
+last one that did is parked there until the resume: it came while the pause was on its way."""
 
 
 @final
@@ -126,7 +130,7 @@ class Weights:
     async def _await_calls(self, why: str) -> None:
         gate, settings = self.recipe.gate, self.recipe.settings
         with trio.move_on_after(settings.deadlines.abort):
-            await gate.changed.wait_until(lambda: not gate.calls)
+            await self._until_none_comes_back()
         self.evaluations.cancel_sampling(Cause.WEIGHT_UPDATE, why)
         if settings.partial:
             gate.interrupt_calls()
@@ -135,6 +139,14 @@ class Weights:
         # What was given up closes its connection at once, because its server is paused; its abort is a debt.
         with trio.move_on_after(settings.deadlines.abort):
             await gate.changed.wait_until(lambda: not gate.calls)
+
+    async def _until_none_comes_back(self) -> None:
+        gate = self.recipe.gate
+        while left := gate.calls:
+            with trio.move_on_after(_PARKED_S) as patience:
+                await gate.changed.wait_until(partial(gate.has_fewer_calls, left))
+            if patience.cancelled_caught:
+                return
 
     async def _confirm(self, version: int) -> None:
         named = await self.recipe.servers.versions()

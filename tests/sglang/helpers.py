@@ -75,6 +75,11 @@ class Asked:
     version_of: object
 
 
+def sent(fake: FakeSGLang, path: str) -> list[object]:
+    """The bodies that came to this path."""
+    return [seen.body for seen in fake.seen if seen.path == path]
+
+
 CERTIFICATE = Path(__file__).with_name("localhost.pem")  # self-signed, for localhost and nothing else
 
 

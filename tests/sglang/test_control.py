@@ -5,18 +5,13 @@ from contextlib import suppress
 import pytest
 import trio
 
-from trio_rollout import Deadlines, PauseMode, SamplingParams, Stop, open_sglang_servers
+from trio_rollout import Deadlines, PauseMode, SamplingParams, Stop
 from trio_rollout.errors import ServerError
-from trio_rollout.sglang import ServerSettings
 from trio_rollout.testing import Fault, Link, Reply, Run, cancel_everywhere
 
-from .helpers import EXPECTED, FIVE, PROMPT, memory_world
+from .helpers import EXPECTED, FIVE, PROMPT, memory_world, sent
 
 LONG = SamplingParams(max_new_tokens=100)
-
-
-def sent(fake, path):
-    return [seen.body for seen in fake.seen if seen.path == path]
 
 
 @pytest.mark.parametrize("mode", PauseMode)
@@ -380,106 +375,3 @@ async def test_a_cancelled_pause_is_awaited_before_the_resume(autojump_clock):
         assert trio.current_time() - began > 0.5  # the answer has over a hundred bytes, 0.01 s each
         await run.servers.resume()
         assert not run.fake.paused
-
-
-# --- a window that begins while the probe resumes a server
-
-RESUMING = ServerSettings(vocab_size=1000, resume_at_start=True)
-
-
-async def test_a_window_that_begins_while_the_probe_resumes_a_server_leaves_it_running(autojump_clock):
-    """The probe's resume is answered inside the window: the server is paused all the same, and the window's end resumes it."""
-    async with memory_world({"/continue_generation": [Fault.DRIP]}) as run:
-        run.fake.pause("retract")
-        async with open_sglang_servers([run.fake.url], settings=RESUMING, connect=run.net.connect) as late:
-            await run.fake.until(lambda: not run.fake.paused)
-            await late.pause(PauseMode.RETRACT)
-            await trio.sleep(5)
-            assert run.fake.paused
-            await late.resume()
-            assert not run.fake.paused
-            with trio.fail_after(60):
-                assert (await late.generate(PROMPT, FIVE)).stop is Stop.LENGTH
-
-
-@pytest.mark.parametrize("moment", range(24))
-async def test_a_window_may_begin_at_any_moment_of_a_servers_recovery(autojump_clock, moment):
-    """It is paused as long as the window lasts, and not a moment longer, whatever the probe was about to ask."""
-    async with memory_world() as run:
-        run.fake.pause("retract")
-        run.net.link = Link(latency=(0.1, 0.1))
-        async with open_sglang_servers([run.fake.url], settings=RESUMING, connect=run.net.connect) as late:
-            await trio.sleep(0.05 * moment)
-            await late.pause(PauseMode.RETRACT)
-            for _ in range(40):
-                assert run.fake.paused
-                await trio.sleep(0.05)
-            await late.resume()
-            assert not run.fake.paused
-            with trio.fail_after(60):
-                assert (await late.generate(PROMPT, FIVE)).stop is Stop.LENGTH
-
-
-async def test_a_servers_version_that_was_asked_before_it_changed_is_asked_again(autojump_clock):
-    """The answer to the first question comes after the update, and is of before it: the server would never get work again."""
-    async with memory_world({"/model_info": [None, None, Fault.DRIP]}) as run:
-        run.fake.version = "1"
-        await run.servers.versions()
-        run.servers.require_version(3)
-        await run.fake.until(lambda: len(sent(run.fake, "/model_info")) == 3)
-        await trio.sleep(0.1)
-        run.fake.version = "4"
-        run.servers.require_version(4)
-        with trio.fail_after(60):
-            assert (await run.servers.generate(PROMPT, FIVE)).weight_version == 4
-
-
-async def test_a_lost_servers_version_that_was_asked_before_it_changed_is_asked_again(autojump_clock):
-    async with memory_world({"/model_info": [None, Fault.DRIP], "/pause_generation": [Reply(status=500)]}) as run:
-        run.fake.version = "1"
-        with pytest.raises(ServerError):
-            await run.servers.pause(PauseMode.RETRACT)
-        await run.fake.until(lambda: len(sent(run.fake, "/model_info")) == 2)
-        await trio.sleep(0.1)
-        run.fake.version = "4"
-        run.servers.require_version(4)
-        with trio.fail_after(60):
-            assert (await run.servers.generate(PROMPT, FIVE)).weight_version == 4
-
-
-async def test_a_server_that_leaves_its_resume_unanswered_is_lost_and_a_window_goes_on_without_it(autojump_clock):
-    """Sent then, a pause might be followed by the resume that it had come after."""
-    settings = ServerSettings(vocab_size=1000, resume_at_start=True, control=3.0)
-    async with memory_world({"/continue_generation": [Fault.HANG]}, ()) as run:
-        run.fake.pause("retract")
-        urls = [fake.url for fake in run.fakes]
-        async with open_sglang_servers(urls, settings=settings, connect=run.net.connect) as late:
-            view = late.under(Deadlines(control=10.0))
-            await trio.sleep(1)
-            await view.pause(PauseMode.RETRACT)
-            assert [len(sent(fake, "/pause_generation")) for fake in run.fakes] == [0, 1]
-            await view.resume()
-            await trio.sleep(40)
-            assert [fake.paused for fake in run.fakes] == [False, False]
-            assert all(server.usable for server in late.statistics().servers)
-
-
-async def test_a_server_that_another_client_pauses_is_found_out_by_the_first_request_that_it_does_not_let_go(
-    autojump_clock, caplog
-):
-    """It parks requests without a word and acknowledges no abort; without a look, each request would wait there for its deadline."""
-    async with memory_world((), ()) as run:
-        run.fake.pause("retract")
-        with trio.move_on_after(10) as limit:
-            await run.servers.generate(PROMPT, FIVE)
-        assert limit.cancelled_caught
-        await trio.sleep(1)
-        with trio.fail_after(60):
-            for _ in range(4):
-                await run.servers.generate(PROMPT, FIVE)
-        assert [len(fake.generates) for fake in run.fakes] == [1, 4]
-        assert run.fake.url in caplog.text
-        assert sent(run.fake, "/continue_generation") == []  # whoever paused it has reasons
-        run.fake.resume()
-        await trio.sleep(5)
-        assert all(server.usable for server in run.servers.statistics().servers)

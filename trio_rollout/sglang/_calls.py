@@ -107,6 +107,17 @@ async def model_info(server: Server) -> ModelInfo:
     return decode_model_info(reply.attempted, reply.body)
 
 
+async def learn_version(server: Server) -> int | None:
+    """Ask a server which weights it has, and note it: the number, or None if it names none. The latest question's answer counts.
+
+    Raises:
+      ServerError: it can't be reached or does not speak SGLang; the message has its words.
+
+    """
+    question = server.naming.question()
+    return server.naming.answer((await model_info(server)).weight_version, question)
+
+
 async def context_length(server: Server) -> int | None:
     """Ask a server how long prompt and output may be together; None if it does not say.
 

@@ -5,6 +5,7 @@ Each is concurrent over the servers and bounded for each of them, so one silent 
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Final
 
 import trio
@@ -12,7 +13,7 @@ import trio
 from .._backoff import wait_s
 from .._core.enums import PauseMode
 from ..errors import ServerError
-from ._calls import Reply, Unreachable, call, is_ready, load, model_info, on_each
+from ._calls import Unreachable, call, is_ready, learn_version, load, on_each
 from ._fleet import Fleet
 from ._leaving import REPEAT_S
 from ._server import Server
@@ -20,88 +21,104 @@ from ._wire import ABORT, CONTINUE, FLUSH, PAUSE, abort_all_body, flushed, pause
 
 _log: Final = logging.getLogger("trio_rollout.sglang")
 # A server that was lost before it could be resumed gets one short try here; the probe goes on after that.
-_LOST_RESUME_S: Final = 2.0
+LOST_RESUME_S: Final = 2.0
 
 
 def _answering(fleet: Fleet) -> list[Server]:
     return [server for server in fleet.servers if server.lost is None]
 
 
-async def pause(fleet: Fleet, mode: PauseMode, *, seconds: float) -> None:
-    """Pause every server that is not lost; see ``InferenceServers.pause``."""
+async def _pause_one(fleet: Fleet, server: Server, mode: PauseMode, *, until: float) -> None:
+    """Pause one server, once it has answered the resumes that are on their way to it; one that does not is lost."""
+    with trio.move_on_at(until):
+        while server.resumes:
+            await fleet.changed()
+    if server.resumes:
+        fleet.lose(server, "a resume of it is unanswered, and no pause may overtake it")
+    if server.lost is not None:
+        return
+    server.paused = server.pause_unanswered = True
+    try:
+        await _ask_to_pause(server, mode, until=until)
+    except ServerError as error:
+        fleet.lose(server, f"could not be paused: {error}")
+        raise
 
-    give_up = trio.current_time() + seconds
 
-    async def ask(server: Server) -> None:
-        async with server.pausing:
-            if server.lost is not None:
-                return  # meanwhile: as those that were lost before
-            server.paused = True  # a resume may have been answered since
-            # Left without its answer, it might be carried out after the resume: that comes on another connection.
-            reply: Reply | None = None
-            with trio.move_on_at(give_up, shield=True):
-                reply = await call(server, "POST", PAUSE, pause_body(mode))
-        if reply is None:
-            server.pause_unanswered = True
-            raise ServerError(f"no answer within {seconds:g} s")
+async def _ask_to_pause(server: Server, mode: PauseMode, *, until: float) -> None:
+    """Shielded: left without its answer, it might be carried out after the resume, which comes on another connection."""
+    seconds = until - trio.current_time()
+    with trio.move_on_at(until, shield=True):
+        reply = await call(server, "POST", PAUSE, pause_body(mode))
+        server.pause_unanswered = False
         if not reply.ok:
             raise reply.error()
+        return
+    raise ServerError(f"no answer within {seconds:g} s")
 
-    servers = _answering(fleet)
+
+async def pause(fleet: Fleet, mode: PauseMode, *, seconds: float) -> None:
+    """Pause every server that is not lost; see ``InferenceServers.pause``."""
+    servers, until = _answering(fleet), trio.current_time() + seconds
     fleet.pausing(servers)
-    outcome = await on_each(servers, ask, seconds=seconds, what=f"POST {PAUSE} ({mode.value}) to")
+    outcome = await on_each(
+        servers,
+        lambda server: _pause_one(fleet, server, mode, until=until),
+        seconds=seconds,
+        what=f"POST {PAUSE} ({mode.value}) to",
+    )
     if not outcome.failures:
         return
-    for server, error in outcome.failures.items():
-        fleet.lose(server, f"could not be paused: {error}")
     with trio.move_on_after(seconds, shield=True):
         await resume(fleet, seconds=seconds)
     raise ServerError(f"{len(outcome.failures)} of {len(servers)} servers could not be paused: {outcome}")
 
 
-async def continue_once(fleet: Fleet, server: Server) -> None:
-    """Ask a server to continue, and note what it says; one that is down isn't paused any more. The caller holds ``server.pausing``.
+async def continue_once(fleet: Fleet, server: Server, *, until: float) -> None:
+    """Ask a server to continue, and note what it says; one that is down isn't paused any more.
 
-    Cancelled, the server is lost: the call may still be carried out, and no pause must go to it until it has answered another.
+    Blocks until it answers, at most until then, shielded: a pause that followed might be overtaken by a resume that was left alone.
+    One that does not answer is lost.
     """
+    server.resumes += 1
     try:
-        reply = await call(server, "POST", CONTINUE, {})
-    except trio.Cancelled:
-        fleet.lose(server, "a resume was left without its answer")
-        raise
+        with trio.move_on_at(until, shield=True) as limit:
+            reply = await call(server, "POST", CONTINUE, {})
+            if not reply.ok:
+                raise reply.error()
+            fleet.resumed(server)
+        server.down = False
+        if limit.cancelled_caught:
+            fleet.lose(server, "a resume was left without its answer")
     except Unreachable as error:
         fleet.lose(server, str(error))
         server.down = True
-        return
     except ServerError as error:
         _log.warning("POST %s%s: %s", server.url, CONTINUE, error)
-    else:
-        if reply.ok:
-            fleet.resumed(server)
-        else:
-            _log.warning("%s", reply.error())
-    server.down = False
+        server.down = False
+    finally:
+        server.resumes -= 1
+        fleet.notify()
 
 
-async def _continue(fleet: Fleet, server: Server) -> None:
-    """Ask a server to continue until it says that it does, or is down. Blocks until then: the caller bounds it."""
-    while True:
+async def _continue(fleet: Fleet, server: Server, *, until: float) -> None:
+    """Ask a server to continue until it says that it does, is down, or the time is over."""
+    while trio.current_time() < until:
         next_try = trio.current_time() + REPEAT_S
-        async with server.pausing:
-            if server.paused:
-                await continue_once(fleet, server)
+        await continue_once(fleet, server, until=until)
         if not server.paused or server.down:
             return
-        await wait_s(max(0.0, next_try - trio.current_time()))
+        await wait_s(max(0.0, min(next_try, until) - trio.current_time()))
 
 
 async def resume(fleet: Fleet, *, seconds: float) -> None:
     """Resume every server that may have been paused; see ``SGLangServers.resume``."""
     maybe_paused = [server for server in fleet.servers if server.paused]
+    began = trio.current_time()
 
     async def ask(server: Server) -> bool:
-        with trio.move_on_after(seconds if server.lost is None else min(seconds, _LOST_RESUME_S)):
-            await _continue(fleet, server)
+        limit = seconds if server.lost is None else min(seconds, LOST_RESUME_S)
+        await _continue(fleet, server, until=began + limit)
         return server.paused and not server.down
 
     try:
@@ -119,24 +136,22 @@ async def resume(fleet: Fleet, *, seconds: float) -> None:
         raise ServerError(message)
 
 
-async def resume_quietly(fleet: Fleet) -> None:
+async def resume_quietly(fleet: Fleet, *, seconds: float) -> None:
     """A last try to resume what could not be resumed in its time; whoever does not answer was named before."""
+    until = trio.current_time() + seconds
     async with trio.open_nursery() as nursery:
         for server in fleet.servers:
             if server.paused and not server.down:
-                nursery.start_soon(_continue, fleet, server)
+                nursery.start_soon(partial(_continue, fleet, server, until=until))
 
 
 async def versions(fleet: Fleet, *, seconds: float) -> Mapping[str, int | None]:
     """Each answering server's weight version; one that does not answer is lost and left out."""
-    outcome = await on_each(_answering(fleet), model_info, seconds=seconds, what="GET model info of")
-    named: dict[str, int | None] = {}
+    outcome = await on_each(_answering(fleet), learn_version, seconds=seconds, what="GET model info of")
     for server, error in outcome.failures.items():
         fleet.lose(server, f"does not name its version: {error}")
-    for server, info in outcome.answers.items():
-        named[server.url] = server.naming.observe(info.weight_version)
     fleet.notify()
-    return named
+    return {server.url: version for server, version in outcome.answers.items()}
 
 
 async def _all_or_error(fleet: Fleet, ask: Callable[[Server], Awaitable[None]], *, seconds: float, what: str) -> None:

@@ -62,6 +62,11 @@ class Fleet:
         naming = server.naming
         return self.required is None or not naming.names_numbers or naming.now.version == self.required
 
+    async def until_usable(self, server: Server) -> None:
+        """Wait until a request may be sent to this server; it may be when this returns."""
+        while not self.usable(server):
+            await self._changed.wait()
+
     async def choose(self, affinity: str | None) -> Server:
         """The server for the next request: the one of this session while it can be used, else the least loaded.
 

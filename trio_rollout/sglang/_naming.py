@@ -31,6 +31,20 @@ class Naming:
     now: Named = attrs.field(factory=lambda: Named(DEFAULT_VERSION, 0), init=False)
     names_numbers: bool = attrs.field(default=False, init=False)
     _known: dict[object, int] = attrs.field(factory=dict, init=False)
+    _questions: int = attrs.field(default=0, init=False)
+    _heard: int = attrs.field(default=0, init=False)
+
+    def question(self) -> int:
+        """The server is asked now: the number of this question."""
+        self._questions += 1
+        return self._questions
+
+    def answer(self, name: object, question: int) -> int | None:
+        """It answered that question; an answer counts for nothing if one to a later question was heard before."""
+        if question < self._heard:
+            return self.now.version if self.names_numbers else None
+        self._heard = question
+        return self.observe(name)
 
     def observe(self, name: object) -> int | None:
         """The server names its weights so: the number, or None if it names none."""

@@ -5,7 +5,6 @@ from typing import Final, final
 
 import attrs
 import httpx  # noqa: ASYNC127  the client users have
-import trio
 
 from ._aborts import RESERVED, AbortLane
 from ._http import Address, Connector, Pool, PoolTransport, post_head
@@ -51,9 +50,8 @@ class Server:
     """It may be paused: a pause was sent, and no resume has been acknowledged."""
     pause_unanswered: bool = False
     """A pause was sent that it has not answered: it may still be carried out, after a resume."""
-    pausing: trio.Lock = attrs.field(factory=trio.Lock, repr=False)
-    """Held from the question to the answer by whoever pauses it, resumes it or asks whether it is paused: of two such calls that
-    go over two connections, nobody could say which came last."""
+    resumes: int = 0
+    """Those on their way, unanswered: no pause is sent before they are, for it might overtake them."""
     busy_until: float = 0.0
     orphans: deque[float] = attrs.field(factory=deque, repr=False)
     """When orphans were counted here that may still run."""

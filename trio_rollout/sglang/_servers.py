@@ -210,9 +210,8 @@ async def _serve(fleet: Fleet, *, task_status: trio.TaskStatus[None]) -> None:
 async def _leave(fleet: Fleet) -> None:
     """Say what stays behind. Does not wait for paused servers."""
     if not fleet.window:
-        with trio.move_on_after(_LAST_RESUME_S):
-            await control.resume_quietly(fleet)
-    owed = {server.url: len(rids) for server, rids in fleet.debts.items()}
+        await control.resume_quietly(fleet, seconds=_LAST_RESUME_S)
+    owed = {server.url: len(rids) for server, rids in fleet.debts.items() if server.paused}
     if owed:
         _log.warning("left with aborts owed to servers that are still paused: %s", owed)
 

@@ -1,5 +1,6 @@
 """The servers under an ``httpx`` client of the user's: every request goes to one of them, over the connections of generation."""
 
+from functools import partial
 from typing import Final, final
 
 import httpx  # noqa: ASYNC127  the client users have
@@ -49,7 +50,9 @@ class ServersTransport(httpx.AsyncBaseTransport):
             server.in_flight -= 1
 
         prefix = server.address.prefix if request.url.host == ANY else ""
-        return await carry(request, server.work, prefix=prefix, ended=ended)
+        return await carry(
+            request, server.work, prefix=prefix, ended=ended, may_send=partial(self._fleet.until_usable, server)
+        )
 
     async def _server_for(self, request: httpx.Request) -> Server:
         fleet, library, url = self._fleet, library_of(request), request.url
@@ -63,7 +66,6 @@ class ServersTransport(httpx.AsyncBaseTransport):
         with trio.move_on_after(float("inf") if limit is None else limit):
             if url.host == ANY:
                 return await fleet.choose(None)
-            while not fleet.usable(named[0]):
-                await fleet.changed()
+            await fleet.until_usable(named[0])
             return named[0]
         raise library.PoolTimeout(f"none of the servers could be used within {limit} s", request=request)

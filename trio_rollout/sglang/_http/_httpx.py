@@ -7,7 +7,7 @@ half read in the pool. Answers and errors are of the library that the request is
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Self, final
 
@@ -72,13 +72,19 @@ def _as_its_library_says(request: httpx.Request) -> Generator[None]:
 
 
 async def carry(
-    request: httpx.Request, pool: Pool, *, prefix: str = "", ended: Callable[[], None] = _nothing
+    request: httpx.Request,
+    pool: Pool,
+    *,
+    prefix: str = "",
+    ended: Callable[[], None] = _nothing,
+    may_send: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
 ) -> httpx.Response:
     """Send one request over a pool's connections; ``prefix`` goes in front of its path.
 
     Blocks until the whole answer is there, or the head of a stream of events, at most the client's read timeout; cancelled,
     the connection is closed. A reused connection that ends before the first byte of the answer is replaced once. ``ended``
-    is called once, when the connection is not used any more.
+    is called once, when the connection is not used any more. ``may_send`` is awaited with the connection in hand: whatever it
+    waits for holds when the request is sent.
 
     Raises:
       ConnectError, ReadError, RemoteProtocolError, ReadTimeout: of the request's library, as its own transport would.
@@ -89,8 +95,8 @@ async def carry(
         with _as_its_library_says(request):
             data = _encode(request, pool.address.host_header, prefix, await request.aread())
             with trio.move_on_after(_read_limit(request)):
-                answer = await _once(request, pool, data, ended, fresh=False) or await _once(
-                    request, pool, data, ended, fresh=True
+                answer = await _once(request, pool, data, ended, may_send, fresh=False) or await _once(
+                    request, pool, data, ended, may_send, fresh=True
                 )
     finally:
         if answer is None or answer.is_closed:  # its stream has not begun
@@ -101,13 +107,20 @@ async def carry(
 
 
 async def _once(
-    request: httpx.Request, pool: Pool, data: bytes, ended: Callable[[], None], *, fresh: bool
+    request: httpx.Request,
+    pool: Pool,
+    data: bytes,
+    ended: Callable[[], None],
+    may_send: Callable[[], Awaitable[None]],
+    *,
+    fresh: bool,
 ) -> httpx.Response | None:
     """One try; None if a reused connection had been closed by the server meanwhile."""
     exchange, events = await pool.take(fresh=fresh), deque[bytes]()
     streams = False
     try:
         exchange.observe(EVENT_STREAM, events.append)
+        await may_send()
         await exchange.send(data)
         while exchange.response is None and exchange.observed is None:
             await exchange.receive_some()
