@@ -9,6 +9,7 @@ pushed through `engine.weight_update`. Held-out prompts, worded as training prom
 import random
 import string
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -154,6 +155,8 @@ def report(batch: Batch, engine: RolloutEngine, curve: list[float]) -> None:
 @click.option("--updates/--no-updates", default=True, help="Whether the server ever gets the trained weights.")
 def main(out: Path, seed: int, steps: int, *, updates: bool) -> None:
     """Learn, show the curve, write the picture and the page."""
+    if find_spec("matplotlib") is None:
+        raise click.ClickException("the picture of the curve needs matplotlib: pip install '.[plots]'")
     out.mkdir(parents=True, exist_ok=True)
 
     async def job() -> list[float]:

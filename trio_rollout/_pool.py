@@ -237,7 +237,7 @@ class Pool:
 
     def _gave_up(self, entry: Entry, report: QuarantineReport) -> None:
         self.book.quarantine(entry, report)
-        _LOGGER.error("group %s is quarantined after %d attempts: %s", entry.id, report.attempts, report.error)
+        _LOGGER.error("group %s is quarantined at attempt %d: %s", entry.id, report.attempts, report.error)
         self.instruments.emit("group.quarantined", report=report)
         if self.budget.group_failed():
             self.fate.fail(

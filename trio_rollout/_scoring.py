@@ -102,7 +102,12 @@ async def _tried(
 async def _in_time(once: Callable[[], Awaitable[object]], seconds: float | None, what: Callable[[], str]) -> object:
     with trio.CancelScope(deadline=deadline_after(seconds)):
         try:
-            return await once()
+            answer = once()
+            if not hasattr(answer, "__await__"):
+                raise RewardError(
+                    f"{what()}: an async function wanted, got one that returned {_shown(answer)}; in_thread(fn) makes one of it"
+                )
+            return await answer
         except trio.Cancelled as error:
             if is_unwanted():
                 raise RewardError(f"{what()}: {UNWANTED}") from error  # noqa: ASYNC104  no scope's Cancelled

@@ -56,6 +56,17 @@ async def test_what_is_no_reward_is_refused_with_its_value(bad):
     assert type(bad if not isinstance(bad, dict) else None).__name__ in report.error.message
 
 
+async def test_a_reward_that_is_not_async_is_refused_with_what_makes_it_so():
+    def reward(trajectory):
+        return 1.0
+
+    async with world(1, reward=reward) as w:
+        assert await take_all(w.engine) == []
+        (report,) = w.engine.quarantined()
+    assert report.error.type == "RewardError"
+    assert "in_thread" in report.error.message
+
+
 async def test_several_rewards_by_name_are_kept():
     async def reward(trajectory):
         return {"right": 1, "short": 0.25}

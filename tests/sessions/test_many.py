@@ -107,7 +107,7 @@ async def test_some_sessions():
 
 @pytest.mark.soak
 async def test_two_thousand_sessions():
-    """DESIGN's rule: resident size at the end <= that after a fifth of the run + max(20 MB, 5 %)."""
+    """Resident size at the end <= that after a fifth of the run + max(20 MB, 5 %)."""
     sizes, versions = await run_many(2000, 256)
 
     assert versions == {0, 1}

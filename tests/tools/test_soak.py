@@ -125,7 +125,7 @@ async def run_rollouts(rollouts, at_a_time, *, samples=4):
 
 
 def require_nothing_left(processes, before, count):
-    """DESIGN's "memory is flat": the end within 20 MB or 5 % of what it was after a fifth of the run."""
+    """Memory is flat: the end within 20 MB or 5 % of what it was after a fifth of the run."""
     assert processes.marked() == []
     assert (processes.children(), processes.descriptors()) == (0, before)
     assert [thread.name for thread in threading.enumerate() if not thread.daemon] == [threading.main_thread().name]
