@@ -265,7 +265,7 @@ async def test_a_service_that_starts_again_goes_on_from_its_ledger(tmp_path, cap
         async with opened(holder="second") as service:
             again, groups = await service.next_batch(2, None)
             assert again.redelivered
-            assert again.ids == held.ids
+            assert set(again.ids) == set(held.ids)  # in the order of the source; they had come as they were finished
             acked += [group.prompt.id for group in groups]
             acked += await take_all(service)
         nursery.cancel_scope.cancel()
