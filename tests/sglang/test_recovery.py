@@ -31,6 +31,20 @@ async def one(trajectory):
     return 1.0
 
 
+async def update_and_use(run, version):
+    """A whole window; the servers give answers under the new version after it, and still do a minute later."""
+    await run.servers.pause(PauseMode.RETRACT)
+    for fake in run.fakes:
+        fake.version = str(version)
+    assert set((await run.servers.versions()).values()) == {version}
+    run.servers.require_version(version)
+    await run.servers.resume()
+    assert (await run.servers.generate(PROMPT, FIVE)).weight_version == version
+    await trio.sleep(60)
+    with trio.fail_after(60):
+        assert (await run.servers.generate(PROMPT, FIVE)).weight_version == version
+
+
 # --- a window that begins while the probe resumes a server
 
 
@@ -144,16 +158,7 @@ async def test_versions_asked_before_an_update_and_answered_after_it(autojump_cl
         run.servers.require_version(1)
         nursery.start_soon(run.servers.versions)  # somebody looks
         await trio.sleep(0.1)
-        await run.servers.pause(PauseMode.RETRACT)
-        for fake in run.fakes:
-            fake.version = "2"
-        assert set((await run.servers.versions()).values()) == {2}
-        run.servers.require_version(2)
-        await run.servers.resume()
-        assert (await run.servers.generate(PROMPT, FIVE)).weight_version == 2
-        await trio.sleep(60)
-        with trio.fail_after(60):
-            assert (await run.servers.generate(PROMPT, FIVE)).weight_version == 2
+        await update_and_use(run, 2)
 
 
 async def test_a_probes_stale_answer_when_the_required_version_is_the_same_again(autojump_clock):
@@ -164,15 +169,7 @@ async def test_a_probes_stale_answer_when_the_required_version_is_the_same_again
         run.servers.require_version(3)
         await run.fake.until(lambda: [s.path for s in run.fake.seen].count("/model_info") == 3)
         await trio.sleep(0.1)
-        await run.servers.pause(PauseMode.RETRACT)
-        run.fake.version = "3"
-        assert set((await run.servers.versions()).values()) == {3}
-        run.servers.require_version(3)
-        await run.servers.resume()
-        assert (await run.servers.generate(PROMPT, FIVE)).weight_version == 3
-        await trio.sleep(60)
-        with trio.fail_after(60):
-            assert (await run.servers.generate(PROMPT, FIVE)).weight_version == 3
+        await update_and_use(run, 3)
 
 
 # --- a pause that is carried out after its resume

@@ -61,7 +61,7 @@ async def _learn_version(fleet: Fleet, server: Server) -> None:
 async def _verify(fleet: Fleet, server: Server) -> None:
     """Ask a server that is in doubt whether it samples, and with which weights: what it says decides whether it gets work."""
     if not await _samples(fleet, server):
-        if not (server.paused or fleet.window):
+        if _is_ours_to_judge(fleet, server):
             fleet.lose(server, "it is not ready: paused by another client, or ill")
         return
     await _learn_version(fleet, server)
