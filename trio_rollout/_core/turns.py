@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
+from .segments import _joined
 from .enums import Stop
 from .sampling import SamplingParams
 from .values import Turn, VersionSpan
@@ -72,13 +73,3 @@ def _tokens(parts: Sequence[Turn]) -> int:
 def _total(seconds: Sequence[float | None]) -> float | None:
     known = [value for value in seconds if value is not None]
     return sum(known) if known else None
-
-
-def _joined(spans: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:
-    joined: list[VersionSpan] = []
-    for span in spans:
-        if joined and joined[-1].stop == span.start and joined[-1].version == span.version:
-            joined[-1] = joined[-1]._replace(stop=span.stop)
-        else:
-            joined.append(span)
-    return tuple(joined)

@@ -63,7 +63,7 @@ def _schema(pa: Any) -> Any:
     ])
 
 
-def _prompt(prompt: Row) -> Row:
+def _prompt_row(prompt: Row) -> Row:
     as_json = {
         name: json_text(prompt[name]) for name in ("messages", "label", "metadata") if prompt.get(name) is not None
     }
@@ -71,27 +71,27 @@ def _prompt(prompt: Row) -> Row:
     return {**prompt, "id": clean(prompt["id"]), "text": text, **as_json}
 
 
-def _segment(segment: Row) -> Row:
+def _segment_row(segment: Row) -> Row:
     versions = [dict(zip(("start", "stop", "version"), span, strict=True)) for span in segment["versions"]]
     return {**segment, "text": clean(segment["text"]), "versions": versions}
 
 
-def _trajectory(trajectory: Row) -> Row:
+def _trajectory_row(trajectory: Row) -> Row:
     reward = trajectory["reward"]
     by_name = isinstance(reward, Mapping)
     return {
         **trajectory,
         "reward": None if by_name else reward,
         "rewards": json_text(reward) if by_name else None,
-        "segments": [_segment(segment) for segment in trajectory["segments"]],
+        "segments": [_segment_row(segment) for segment in trajectory["segments"]],
     }
 
 
 def row_of(group: Group) -> Row:
     """The group as a row."""
     found = group_object(group)
-    trajectories = [_trajectory(trajectory) for trajectory in found["trajectories"]]
-    return {**found, "id": clean(found["id"]), "prompt": _prompt(found["prompt"]), "trajectories": trajectories}
+    trajectories = [_trajectory_row(trajectory) for trajectory in found["trajectories"]]
+    return {**found, "id": clean(found["id"]), "prompt": _prompt_row(found["prompt"]), "trajectories": trajectories}
 
 
 def _chunks(groups: Iterable[Group]) -> Iterator[list[Group]]:

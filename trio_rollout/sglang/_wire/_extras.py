@@ -23,7 +23,7 @@ def _numbers(value: Any) -> Array:
     return np.asarray(value, np.int32)
 
 
-def _log_probs(value: Any) -> Array:
+def _prompt_log_probs(value: Any) -> Array:
     """Of ``[log_prob, token_id, text]`` triples; NaN for the first token of a prompt, which has none."""
     return np.array([np.nan if entry[0] is None else entry[0] for entry in value], np.float32)
 
@@ -33,7 +33,7 @@ _DECODERS: Final[Mapping[str, tuple[str, Callable[[Any], Array]]]] = {
     "indexer_topk": ("indexer_topk", _packed),
     "top_p_token_ids": ("top_p_token_ids", _numbers),
     "top_p_token_offsets": ("top_p_token_offsets", _numbers),
-    "input_token_logprobs": ("prompt_log_probs", _log_probs),
+    "input_token_logprobs": ("prompt_log_probs", _prompt_log_probs),
 }
 """Name in ``meta_info``: name among the extras, and how to decode it."""
 
