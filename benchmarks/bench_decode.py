@@ -13,7 +13,7 @@ from harness.answer import answer_of, asked_for
 from harness.report import Report, header, lines, options
 from harness.rounds import Median, median_of
 
-from trio_rollout.sglang._wire import _whole, decode_turn
+from trio_rollout.sglang._wire import decode_turn, decoding
 
 LENGTHS = (16, 512, 8192, 32_768)
 TOKENS_A_ROUND = 65_536
@@ -29,11 +29,11 @@ def cpu_us(decode: Callable[[], object], times: int) -> float:
 
 def measure(tokens: int, rounds: int) -> dict[str, list[float]]:
     """CPU us an answer, round by round."""
-    body, asked, cut = answer_of(tokens), asked_for(tokens), _whole.cut
+    body, asked, cut = answer_of(tokens), asked_for(tokens), decoding.cut
 
     def by(decoder: object) -> Callable[[], object]:
         def decode() -> object:
-            _whole.cut = decoder  # type: ignore[assignment]  # put back below
+            decoding.cut = decoder  # type: ignore[assignment]  # put back below
             return decode_turn(body, asked)
 
         return decode
@@ -46,7 +46,7 @@ def measure(tokens: int, rounds: int) -> dict[str, list[float]]:
             for name, way in ways.items():
                 found[name].append(cpu_us(way, times))
     finally:
-        _whole.cut = cut
+        decoding.cut = cut
     return found
 
 

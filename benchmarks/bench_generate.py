@@ -17,7 +17,7 @@ from harness.report import Report, header, lines, options, say_to_stderr
 from harness.rounds import Arm, Cell, Run, figures_of, median_of, ratio, run_cells
 from harness.spec import Spec
 
-from trio_rollout.sglang._wire import _whole
+from trio_rollout.sglang._wire import decoding
 
 SLOTS = (1, 64, 256, 1024, 2048)
 TOKENS = (16, 512, 8192)
@@ -125,7 +125,7 @@ def targets(report: Report, runs: Sequence[Run]) -> None:
     def compare(what: str, cell: str, ours: str, theirs: str, figure: str, limit: float) -> None:
         report.verdict(what, ratio(runs, (cell, ours), (cell, theirs), figure), at_most=limit)
 
-    if _whole.cut is not None:
+    if decoding.cut is not None:
         compare(
             "CPU vs asyncio + httpx, 8192 tokens, 64 in flight, native decoding", large, OURS, HTTPX, "cpu_us", 0.20
         )

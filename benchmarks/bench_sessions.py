@@ -27,7 +27,7 @@ from harness.report import Report, bars, header, options, say_to_stderr
 from harness.rounds import Run, figures_of, median_of, ratio
 
 from trio_rollout import Prompt, SamplingParams, open_sglang_servers
-from trio_rollout.sessions import GatewaySettings, open_gateway
+from trio_rollout.gateway import GatewaySettings, open_gateway
 from trio_rollout.tiny import DATA, TinySettings, open_tiny_process
 
 TOKENS = 32
@@ -83,7 +83,7 @@ go.set()
 PEER = r"""
 import sys, aiohttp
 from aiohttp import web
-from trio_rollout._tokenizer import load_tokenizer
+from trio_rollout.tokenizer._tokenizer import load_tokenizer
 url, data, reuse = sys.argv[1], sys.argv[2], sys.argv[3] == "reuse"
 tokenizer = load_tokenizer(data)
 shared = []

@@ -29,7 +29,7 @@ from trio_rollout import (
     open_sglang_servers,
 )
 from trio_rollout.abc import Rollout
-from trio_rollout.sessions import open_gateway, run_agent
+from trio_rollout.gateway import open_gateway, run_agent
 from trio_rollout.tiny import DATA, TinySettings, TinyTokenizer, open_tiny_process
 from trio_rollout.tools import LocalSandboxes, Sandbox, open_rollout_tools
 

@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from trio_rollout._service import open_service
+from trio_rollout._util.service import open_service
 
 STARTING = 3  # checkpoints that the service takes to start
 

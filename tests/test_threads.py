@@ -5,7 +5,7 @@ from functools import partial
 
 import trio
 
-from trio_rollout._threads import run_in_thread, run_inline
+from trio_rollout._util.threads import run_in_thread, run_inline
 from trio_rollout.testing import sim_run
 
 

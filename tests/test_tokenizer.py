@@ -14,9 +14,9 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from trio_rollout._tokenizer import LARGE_TEXT, Tokenizer, load_tokenizer
 from trio_rollout.errors import RequestRejected, SettingsError
 from trio_rollout.tiny import DATA
+from trio_rollout.tokenizer._tokenizer import LARGE_TEXT, Tokenizer, load_tokenizer
 
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<img>"]  # ids 256 to 260; hello is 261
 
@@ -240,7 +240,7 @@ def test_without_a_clock_a_template_prints_the_local_date(folder: Path):
 def test_a_process_may_fork_after_encoding(folder: Path):
     """The library prints a warning on a fork after it has used its threads; encoding one text uses none."""
     program = (
-        "import os, sys; from trio_rollout._tokenizer import load_tokenizer\n"
+        "import os, sys; from trio_rollout.tokenizer._tokenizer import load_tokenizer\n"
         "tokenizer = load_tokenizer(sys.argv[1]); tokenizer.encode('hello ' * 10000)\n"
         "child = os.fork()\n"
         "tokenizer.encode('hello'); child and os.waitpid(child, 0)\n"

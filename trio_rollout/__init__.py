@@ -12,7 +12,6 @@ General layout, in the order a prompt travels:
 - ``_core/``       values and decisions without I/O; ``abc``: what users write; ``errors``: what is raised
 """
 
-from ._batch import Batch as Batch
 from ._core.enums import Cause as Cause
 from ._core.enums import Leftovers as Leftovers
 from ._core.enums import PauseMode as PauseMode
@@ -37,14 +36,15 @@ from ._core.values import Segment as Segment
 from ._core.values import Trajectory as Trajectory
 from ._core.values import Turn as Turn
 from ._core.values import VersionSpan as VersionSpan
-from ._engine import Batches as Batches
-from ._engine import RolloutEngine as RolloutEngine
-from ._engine import open_rollout_engine as open_rollout_engine
-from ._ports import Ports as Ports
-from ._rollout import SingleTurn as SingleTurn
-from ._weights import WeightUpdate as WeightUpdate
+from ._util.ports import Ports as Ports
 from .abc import Drop as Drop
 from .abc import Keep as Keep
+from .engine._delivery import Batch as Batch
+from .engine._engine import Batches as Batches
+from .engine._engine import RolloutEngine as RolloutEngine
+from .engine._engine import open_rollout_engine as open_rollout_engine
+from .engine._rollout import SingleTurn as SingleTurn
+from .engine._weights import WeightUpdate as WeightUpdate
 from .ledger import open_ledger as open_ledger
 from .rewards import exact_match as exact_match
 from .rewards import in_process as in_process

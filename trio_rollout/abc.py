@@ -240,7 +240,7 @@ class InferenceServers(Protocol):
 
 
 class Gateway(Protocol):
-    """Where agents reach their sessions. ``trio_rollout.sessions.open_gateway`` gives one."""
+    """Where agents reach their sessions. ``trio_rollout.gateway.open_gateway`` gives one."""
 
     def open_session(
         self, rollout: Rollout, *, prompt: Prompt, sampling: SamplingParams

@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from trio_rollout.sglang._wire import _whole
+from trio_rollout.sglang._wire import decoding
 
 from .rounds import Median, Run
 
@@ -52,7 +52,7 @@ def header() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "versions": {package: _version(package) for package in _PACKAGES}
-        | {"decoding": "pure" if _whole.cut is None else "native"},
+        | {"decoding": "pure" if decoding.cut is None else "native"},
     }
 
 

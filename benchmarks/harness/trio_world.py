@@ -20,11 +20,11 @@ from trio_rollout import (
     open_rollout_engine,
     open_sglang_servers,
 )
+from trio_rollout._http import Pool, parse_url, post_head, post_request, socket_connector
 from trio_rollout.abc import Rollout
 from trio_rollout.errors import EndOfData
 from trio_rollout.sglang import ServerSettings
-from trio_rollout.sglang._http import Pool, parse_url, post_head, post_request, socket_connector
-from trio_rollout.sglang._wire import _whole
+from trio_rollout.sglang._wire import decoding
 
 from .bodies import VOCABULARY
 from .jobs import Done, Hooks
@@ -98,7 +98,7 @@ class TrioWorld:
         """See ``World``."""
         sampling = SamplingParams(max_new_tokens=spec.tokens)
         if not spec.native:
-            _whole.cut = None
+            decoding.cut = None
 
         async def generate(prompt: Prompt, rollout: Rollout) -> Trajectory:
             del prompt

@@ -13,9 +13,9 @@ from typing import Any, Final, Protocol, final
 import attrs
 import trio
 
-from trio_rollout._service import open_service
+from trio_rollout._http import Address
+from trio_rollout._util.service import open_service
 from trio_rollout.sglang import SGLangServers, open_sglang_servers
-from trio_rollout.sglang._http import Address
 
 from .bridge import Bridge
 from .bridge._errors import described

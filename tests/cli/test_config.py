@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from trio_rollout.cli._config import config_option
+from trio_rollout.cli._options import config_option
 
 
 @click.command()

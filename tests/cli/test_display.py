@@ -6,8 +6,7 @@ import pytest
 import trio
 from rich.console import Console
 
-from trio_rollout.cli._display import Screen, open_display
-from trio_rollout.cli._progress import Progress, plain_line
+from trio_rollout.cli._display import Progress, Screen, open_display, plain_line
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from click.testing import CliRunner
 from trio_rollout._core.events import RunIdentity, VersionChanged
 from trio_rollout._core.values import Group, Prompt, Segment, Trajectory
 from trio_rollout.cli import main
-from trio_rollout.cli._group_json import group_object, json_text
-from trio_rollout.cli._parquet import write_parquet
+from trio_rollout.cli._export import group_object, json_text, write_parquet
 from trio_rollout.ledger import open_ledger
 from trio_rollout.ledger._disk import DATABASE
 

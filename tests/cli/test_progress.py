@@ -8,8 +8,8 @@ from rich.console import Console
 from trio_rollout._core.enums import Cause
 from trio_rollout._core.statistics import ServerCounts
 from trio_rollout._core.values import Group, GroupId, Prompt, Trajectory
-from trio_rollout.cli._progress import Meter, Progress, duration, live_rows, plain_line
-from trio_rollout.cli._tally import RewardTally
+from trio_rollout.cli._display import Meter, Progress, duration, live_rows, plain_line
+from trio_rollout.cli._outcome import RewardTally
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from trio_rollout.cli._signals import open_tree_on_usr1, stop_on_interrupt
+from trio_rollout.cli._run import open_tree_on_usr1, stop_on_interrupt
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from trio_rollout._service import open_service
+from trio_rollout._util.service import open_service
 from trio_rollout.errors import EngineClosed
 from trio_rollout_compat.bridge import AsyncioCancelled
 from trio_rollout_compat.thread import EngineStuck, EngineThread, aopen_engine_thread, open_engine_thread

@@ -10,7 +10,7 @@ import trio
 from trio_rollout import Cause, Deadlines, EngineSettings, IterableSource, Keep, Retry, SingleTurn
 from trio_rollout.errors import EndOfData, GenerateError, RolloutError, ServerError, ServerLost
 from trio_rollout.testing import HANG, FakeServers, Say, prompts
-from trio_rollout_compat._leasing._lease import Lease
+from trio_rollout_compat._leasing._leases import Lease
 from trio_rollout_compat._leasing._node import NodeParts, open_node
 from trio_rollout_compat._leasing._service import open_lease_service
 

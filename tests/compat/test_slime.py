@@ -9,7 +9,7 @@ import trio
 
 from trio_rollout.errors import GenerateError, RolloutError, ServerLost, SettingsError
 from trio_rollout.testing import Run
-from trio_rollout_compat.slime import _aborts, add_arguments, close_engines, generate_rollout
+from trio_rollout_compat.slime import _stages, add_arguments, close_engines, generate_rollout
 from trio_rollout_compat.slime._arguments import ARGUMENTS, REFUSED, REQUIRED, Arguments
 
 from .hosting import DataSource, arguments, importable, rows, update_behind_our_back
@@ -120,8 +120,8 @@ def test_what_the_host_aborted_is_tried_again_from_a_pristine_sample(host, seen,
 
 def test_a_function_that_aborts_everything_ends_the_run(host, seen, server, caplog, monkeypatch):
     """Loudly; the source is not read empty meanwhile."""
-    monkeypatch.setattr(_aborts, "ROUNDS", 3)
-    monkeypatch.setattr(_aborts, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(_stages, "ROUNDS", 3)
+    monkeypatch.setattr(_stages, "_FIRST_PAUSE_S", 0.01)
     source = DataSource()
     args = arguments(server, custom_generate_function_path="user_functions.always_aborted")
     with pytest.raises(RolloutError, match=r"failed for good .*GenerateError: \d+ answers in a row came back aborted"):
@@ -131,7 +131,7 @@ def test_a_function_that_aborts_everything_ends_the_run(host, seen, server, capl
 
 async def test_aborts_in_a_row_are_waited_out_longer_and_longer(autojump_clock):
     """One round is an update's, at no cost; an answer of any other kind begins anew; after twenty rounds it is over."""
-    aborts, lost, begun = _aborts.Aborts(at_once=4), ServerLost("aborted"), trio.current_time()
+    aborts, lost, begun = _stages.Aborts(at_once=4), ServerLost("aborted"), trio.current_time()
     for _ in range(4):
         await aborts.note(lost)
     assert trio.current_time() == begun

@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 from trio_rollout import Prompt, Trajectory
-from trio_rollout._core.copies import copied
+from trio_rollout._core.values import copied
 
 ROW = {"prompt": Prompt(id="0", text="a"), "index": 0, "segments": ()}
 

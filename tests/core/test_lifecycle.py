@@ -10,8 +10,8 @@ from trio_rollout import Cause, Retry
 from trio_rollout._core.admission import Load, pullable, startable
 from trio_rollout._core.batching import Answer, Supply, decide
 from trio_rollout._core.book import Book
+from trio_rollout._core.failures import Again, FailureBudget, GiveUp, after_failure
 from trio_rollout._core.lifecycle import TRANSITIONS, Event, IllegalTransition, State, step
-from trio_rollout._core.retry import Again, FailureBudget, GiveUp, after_failure
 from trio_rollout.errors import SourceError
 from trio_rollout.testing import prompts
 

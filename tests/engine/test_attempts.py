@@ -5,9 +5,9 @@ import pytest
 import trio
 
 from trio_rollout import Cause, PauseMode, Retry, SamplingParams, SingleTurn, Status, Stop
-from trio_rollout._attempt import Finished, Unfinished, new_attempt
 from trio_rollout._core.failures import failure_of
 from trio_rollout.abc import Keep
+from trio_rollout.engine._attempt import Finished, Unfinished, new_attempt
 from trio_rollout.errors import RequestRejected, ServerLost
 from trio_rollout.sources import IterableSource
 from trio_rollout.testing import HANG, Fail, FakeServers, Say, prompts

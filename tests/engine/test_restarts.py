@@ -9,13 +9,13 @@ import pytest
 import trio
 
 from trio_rollout import Batch, Cause, Drop, EngineSettings, Keep, SamplingParams, SingleTurn
-from trio_rollout._threads import run_inline
+from trio_rollout._util.threads import run_inline
 from trio_rollout.errors import LedgerError, RolloutError
 from trio_rollout.ledger import open_ledger
 from trio_rollout.sources import IterableSource, JsonlSource
 from trio_rollout.testing import HANG, Fail, FakeServers, Say, SimWorld, prompts
-from trio_rollout.testing._simdisk import SimDisk, disk_full_from
-from trio_rollout.testing._simio import SimIO
+from trio_rollout.testing._sim.disk import SimDisk, disk_full_from
+from trio_rollout.testing._sim.world import SimIO
 
 from .conftest import take_all, world
 

@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
-from trio_rollout._signal import StateChange
+from trio_rollout._util.condition import StateChange
 
 
 @asynccontextmanager

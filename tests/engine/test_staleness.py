@@ -4,7 +4,7 @@ import pytest
 import trio
 
 from trio_rollout import Cause, Discard, Pace, PauseMode, Staleness
-from trio_rollout._core.staleness import Flow, is_too_old, pace_room
+from trio_rollout._core.admission import Flow, is_too_old, pace_room
 from trio_rollout.testing import Say, prompts
 
 from .conftest import take_all, world

@@ -10,8 +10,8 @@ from trio_rollout._core.events import Recovered
 from trio_rollout.errors import LedgerError
 from trio_rollout.ledger._records import record_of
 from trio_rollout.ledger._store import Store
-from trio_rollout.testing._simdisk import Fault, SimDisk, disk_full_from, failing_at
-from trio_rollout.testing._simfiles import SimFiles, nothing
+from trio_rollout.testing._sim.disk import Fault, SimDisk, disk_full_from, failing_at
+from trio_rollout.testing._sim.files import SimFiles, nothing
 
 from ._samples import IDENTITY, pulled, ready, story
 from .test_power_cut import store_on

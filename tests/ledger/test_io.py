@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import trio
 
-from trio_rollout.ledger._io import run_io
+from trio_rollout.ledger._open import run_io
 
 
 class Call:

@@ -11,8 +11,8 @@ from trio_rollout._core.events import Recovered
 from trio_rollout.errors import LedgerError
 from trio_rollout.ledger._records import record_of
 from trio_rollout.ledger._store import Store, StoreLimits
-from trio_rollout.testing._simdisk import SimDisk, replay
-from trio_rollout.testing._simfiles import (
+from trio_rollout.testing._sim.disk import SimDisk, replay
+from trio_rollout.testing._sim.files import (
     Mark,
     Op,
     SimFiles,

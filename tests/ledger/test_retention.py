@@ -11,10 +11,10 @@ import pytest
 from trio_rollout._core.events import Acked, Delivered, Pulled, Ready
 from trio_rollout._core.values import Group, GroupId, Prompt
 from trio_rollout.ledger import open_ledger, read_ledger
+from trio_rollout.ledger._codec import packed
 from trio_rollout.ledger._disk import RealDisk
 from trio_rollout.ledger._records import Encoded, Record
 from trio_rollout.ledger._store import Store, StoreLimits
-from trio_rollout.ledger._userdata import packed
 
 from ._samples import BIG, IDENTITY, acked, delivered, group, pulled, ready
 

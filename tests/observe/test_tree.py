@@ -3,7 +3,7 @@
 import trio
 
 from trio_rollout.observe import task_tree
-from trio_rollout.observe._scopes import cancel_reason, is_cancelled, scopes_of
+from trio_rollout.observe._tree import cancel_reason, is_cancelled, scopes_of
 
 
 async def wait_for_event(event: trio.Event) -> None:

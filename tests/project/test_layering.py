@@ -9,23 +9,28 @@ from ._source import imports, modules, report
 # The path of one prompt. The modules of one stage may import each other; a stage never imports another one.
 STAGES = {
     "sources": "sources",
-    "pool": "_pool _group _rollout _turn _evaluation",
+    "engine": "engine",
     "sglang": "sglang",
     "rewards": "rewards",
-    "delivery": "_delivery",
     "ledger": "ledger",
-    "weights": "_weights",
-    "sessions": "sessions",
+    "gateway": "gateway",
     "tools": "tools",
     "observe": "observe",
     "tiny": "tiny",
 }
 STAGE_OF = {room: stage for stage, rooms in STAGES.items() for room in rooms.split()}
-# These put stages together. Every other module of the top level is shared: it imports no stage, and all may import it.
-WIRING = {"", "_engine", "_parts", "testing", "cli"}
+# These put stages together. Every other room is shared: it imports no stage, and all may import it.
+WIRING = {"", "testing", "cli", "sessions"}
+# The one module of the engine that puts stages together, and the parts of the engine that do not know each other.
+ENGINE_WIRING = "trio_rollout.engine._engine"
+ENGINE_PARTS = {f"trio_rollout.engine._{name}" for name in ("pool", "delivery", "weights")}
+# The ground floor: what a shared room may import of the package.
+FLOORS = {"_util": {"_util", "_core", "errors"}, "_http": {"_http", "_util", "_core", "errors"}}
 
 # For type checkers only: what a generate function sees of its tools. Nothing of it is imported at run time.
-TYPES_ONLY = {f"trio_rollout.{here}": "trio_rollout.tools.RolloutTools" for here in ("abc", "_recipe", "_rollout")}
+TYPES_ONLY = {
+    f"trio_rollout.{here}": "trio_rollout.tools.RolloutTools" for here in ("abc", "engine._context", "engine._rollout")
+}
 
 # What values and decisions may be made of. Nothing here has a clock, a file, a socket or a source of randomness.
 CORE_IMPORTS = {
@@ -57,8 +62,10 @@ def room(module: str) -> str:
 def forbidden(importer: str, imported: str) -> str | None:
     """Why a module of ``trio_rollout`` must not import this one of ``trio_rollout``, or None."""
     here, there = room(importer), room(imported)
-    if here == there or here in WIRING or TYPES_ONLY.get(importer) == imported:
+    if here == there or here in WIRING or importer == ENGINE_WIRING or TYPES_ONLY.get(importer) == imported:
         return None
+    if here in FLOORS and there not in FLOORS[here]:
+        return f"{here} is a ground floor: it knows {', '.join(sorted(FLOORS[here]))}"
     if here == "_core" and there != "errors":
         return "the core knows only itself and the errors"
     if there in WIRING - {""}:
@@ -66,6 +73,12 @@ def forbidden(importer: str, imported: str) -> str | None:
     if there in STAGE_OF and STAGE_OF.get(here) != STAGE_OF[there]:
         return f"{here} is not wiring, and {there} is a stage"
     return None
+
+
+def between_parts(importer: str, imported: str) -> str | None:
+    """Why a part of the engine must not import this one, or None."""
+    foreign = importer in ENGINE_PARTS and imported.rpartition(".")[0] in ENGINE_PARTS - {importer}
+    return "the engine's parts meet in its state, and do not know each other" if foreign else None
 
 
 def violations(reason_against: Callable[[str, str], str | None]) -> list[str]:
@@ -82,6 +95,8 @@ def against_room(importer: str, imported: str) -> str | None:
     """Sideways and upwards inside the package, and from the package into compat."""
     if top(importer) == "trio_rollout" and top(imported) == "trio_rollout_compat":
         return "compat is for hosts, the package does not know it"
+    if reason := between_parts(importer, imported):
+        return reason
     return forbidden(importer, imported) if top(importer) == top(imported) == "trio_rollout" else None
 
 
@@ -114,18 +129,21 @@ def test_reserved_modules_are_used_only_where_they_belong():
 
 def test_the_rules_see_a_violation():
     """What the three tests above would say about imports that must not be."""
-    assert forbidden("trio_rollout.sglang._pool", "trio_rollout.ledger.open_ledger")
-    assert forbidden("trio_rollout._core.values", "trio_rollout._ports.Ports")
-    assert forbidden("trio_rollout._slots", "trio_rollout.tools")
-    assert forbidden("trio_rollout._pool", "trio_rollout._delivery.Delivery")
-    assert forbidden("trio_rollout._pool", "trio_rollout._attempt.run") is None
+    assert forbidden("trio_rollout.sglang._fleet", "trio_rollout.ledger.open_ledger")
+    assert forbidden("trio_rollout._core.values", "trio_rollout._util.ports.Ports")
+    assert forbidden("trio_rollout._util.service", "trio_rollout.tools")
+    assert forbidden("trio_rollout._util.service", "trio_rollout._http.pool.Pool")
+    assert forbidden("trio_rollout._http.pool", "trio_rollout._util.time.wait_s") is None
+    assert between_parts("trio_rollout.engine._pool", "trio_rollout.engine._delivery.Delivery")
+    assert forbidden("trio_rollout.engine._pool", "trio_rollout.observe.task_tree")
+    assert forbidden("trio_rollout.engine._pool", "trio_rollout.engine._attempt.run") is None
     assert forbidden("trio_rollout.rewards._match", "trio_rollout.abc") is None
-    assert forbidden("trio_rollout._engine", "trio_rollout._pool") is None
-    assert against_room("trio_rollout._slots", "trio_rollout_compat.open_bridge")
-    assert against_room("trio_rollout_compat._bridge", "trio_rollout._engine") is None
+    assert forbidden("trio_rollout.engine._engine", "trio_rollout.observe.task_tree") is None
+    assert against_room("trio_rollout.engine._slots", "trio_rollout_compat.open_bridge")
+    assert against_room("trio_rollout_compat._bridge", "trio_rollout.engine._engine") is None
     assert against_io("trio_rollout._core.values", "socket.socket")
-    assert against_io("trio_rollout._ports", "random") is None
-    assert against_reserved("trio_rollout.tools._capture", "asyncio.run")
+    assert against_io("trio_rollout._util.ports", "random") is None
+    assert against_reserved("trio_rollout.tools._commands.capture", "asyncio.run")
     assert against_reserved("trio_rollout_compat._bridge", "asyncio.run") is None
     assert {"socket", "time", "os", "random", "ssl"} <= sys.stdlib_module_names - CORE_IMPORTS
     assert "trio" not in CORE_IMPORTS

@@ -1,11 +1,11 @@
-"""One concept per module: at most 300 lines, functions at most 40."""
+"""One concept per module: at most 500 lines, functions at most 40."""
 
 import ast
 from pathlib import Path
 
 from ._source import modules, report
 
-MODULE_LINES = 300
+MODULE_LINES = 500
 FUNCTION_LINES = 40
 
 
@@ -34,5 +34,5 @@ def test_every_module_says_what_it_is():
 
 def test_the_limits_are_seen(tmp_path: Path):
     path = tmp_path / "long.py"
-    path.write_text("def f():\n" + "    x = 1\n" * 40 + "y = 1\n" * 260)
-    assert [line.partition(": ")[2] for line in too_long(path)] == ["301 lines, at most 300", "41 lines, at most 40"]
+    path.write_text("def f():\n" + "    x = 1\n" * 40 + "y = 1\n" * 460)
+    assert [line.partition(": ")[2] for line in too_long(path)] == ["501 lines, at most 500", "41 lines, at most 40"]

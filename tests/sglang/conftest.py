@@ -2,7 +2,7 @@
 
 import pytest
 
-from trio_rollout.sglang._wire import _whole
+from trio_rollout.sglang._wire import decoding
 
 
 @pytest.fixture(scope="module", params=["pure", "native"])
@@ -10,7 +10,7 @@ def decoder(request):
     """Which of the two decodes: a test that uses this runs with each."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "pure":
-            patch.setattr(_whole, "cut", None)
-        elif _whole.cut is None:
+            patch.setattr(decoding, "cut", None)
+        elif decoding.cut is None:
             pytest.skip("the C extension is not compiled; tests/sglang/test_native.py says so once")
         yield request.param

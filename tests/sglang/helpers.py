@@ -11,7 +11,7 @@ import attrs
 import trio
 
 from trio_rollout import Ports, SamplingParams
-from trio_rollout._threads import RunSync, run_in_thread
+from trio_rollout._util.threads import RunSync, run_in_thread
 from trio_rollout.sglang import ServerSettings, SGLangServers, open_sglang_servers
 from trio_rollout.testing import FakeSGLang, Link, Plan, SimHost, SimNet, open_fake_sglang, open_sim_net
 

@@ -6,9 +6,9 @@ import pytest
 import trio
 
 from trio_rollout import SamplingParams, Stop
+from trio_rollout._http import ConnectionBroken, Pool, parse_url, post_head, post_request, socket_connector
 from trio_rollout.errors import RequestRejected, ServerError, ServerLost
 from trio_rollout.sglang import ServerSettings
-from trio_rollout.sglang._http import ConnectionBroken, Pool, parse_url, post_head, post_request, socket_connector
 from trio_rollout.testing import Fault, Reply, Run
 
 from .helpers import EXPECTED, FIVE, PROMPT, memory_world, socket_world

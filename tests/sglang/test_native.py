@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from trio_rollout import SamplingParams
 from trio_rollout._core.arrays import ID_MAX
 from trio_rollout.sglang import _wire as wire
-from trio_rollout.sglang._wire import _whole
+from trio_rollout.sglang._wire import decoding
 
 from .helpers import Asked
 
 RID = "0123456789abcdef" * 2
 REQUEST = wire.RequestEncoder(None).encode((1, 2, 3), SamplingParams(), {})
 ASKED = Asked(attempted="POST x", rid=RID, request=REQUEST, version_of=lambda name: len(str(name)))
-CUT = _whole.cut
+CUT = decoding.cut
 
 needs_extension = pytest.mark.skipif(CUT is None, reason="the C extension is not compiled")
 
@@ -31,7 +31,7 @@ def test_the_extension_is_compiled():
 def outcome(body, cut):
     """Everything that can be said about the Turn of an answer, or about its error."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_whole, "cut", cut)
+        patch.setattr(decoding, "cut", cut)
         try:
             turn = wire.decode_turn(body, ASKED)
         except Exception as error:  # noqa: BLE001  any two must be the same

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_rollout.sglang._http import BadResponse, ConnectionBroken
-from trio_rollout.sglang._http._reader import HEAD_LIMIT, ResponseReader
+from trio_rollout._http import BadResponse, ConnectionBroken
+from trio_rollout._http.reader import HEAD_LIMIT, ResponseReader
 
 BODY = b'{"text": "six", "output_ids": [6, 7, 8]}'
 SIZED = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(BODY), BODY)

@@ -9,9 +9,9 @@ import pytest
 import trio
 
 from trio_rollout import Prompt, SamplingParams, Stop
+from trio_rollout._http import parse_url
 from trio_rollout.errors import RequestRejected, ServerError, SettingsError
 from trio_rollout.sglang import ServerSettings, open_sglang_servers
-from trio_rollout.sglang._http import parse_url
 from trio_rollout.testing import FakeSGLang, Fault, Reply, Run, open_fake_sglang, open_sim_net
 
 from .helpers import CERTIFICATE, EXPECTED, FIVE, PROMPT, PROMPT_LINK, SETTINGS, memory_world, socket_world, tls_fake

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import trio
 
-from trio_rollout._threads import run_inline
+from trio_rollout._util.threads import run_inline
 from trio_rollout.errors import SettingsError, SourceError
 from trio_rollout.sources import JsonlSource
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from trio_rollout._core.values import Prompt, Segment, Trajectory
-from trio_rollout._threads import run_inline
+from trio_rollout._util.threads import run_inline
 from trio_rollout.errors import RewardError, SettingsError, SourceError
 from trio_rollout.sources import TaskSource
 

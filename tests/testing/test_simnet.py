@@ -10,9 +10,9 @@ import pytest
 import trio
 from trio.testing import check_half_closeable_stream
 
-from trio_rollout.sglang._http import Connection, parse_url
+from trio_rollout._http import Connection, parse_url
 from trio_rollout.testing import Link, NetFaults, SimNet, SimStream, open_sim_net, sim_run
-from trio_rollout.testing._simconn import Fate, Wire
+from trio_rollout.testing._sim.connection import Fate, Wire
 
 URL = "http://a:1"
 PLAIN = Link(latency=(0.01, 0.01), split=0.0)

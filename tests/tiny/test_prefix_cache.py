@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_rollout.tiny._prefix_cache import PrefixCache
+from trio_rollout.tiny._scheduler.prefix_cache import PrefixCache
 
 sequences = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_rollout.tiny._model import log_softmax, mixed
-from trio_rollout.tiny._sampler import EVERY_TOKEN, Limits, draw, uniforms
+from trio_rollout.tiny._model.model import log_softmax, mixed
+from trio_rollout.tiny._model.sampler import EVERY_TOKEN, Limits, draw, uniforms
 
 
 def seeds(count: int) -> np.ndarray:

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from trio_rollout.tiny import TinyModel
-from trio_rollout.tiny._prefix_cache import PrefixCache
-from trio_rollout.tiny._request import Penalties, Request, Sampling, Wanted
-from trio_rollout.tiny._sampler import Limits
-from trio_rollout.tiny._scheduler import Load, OutOfVocabulary, Scheduler
+from trio_rollout.tiny._model.sampler import Limits
+from trio_rollout.tiny._scheduler.prefix_cache import PrefixCache
+from trio_rollout.tiny._scheduler.request import Penalties, Request, Sampling, Wanted
+from trio_rollout.tiny._scheduler.scheduler import Load, OutOfVocabulary, Scheduler
 
 MODEL = TinyModel.random(vocab=64, context_tokens=3, seed=1)
 

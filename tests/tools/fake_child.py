@@ -5,7 +5,7 @@ import signal
 
 import trio
 
-from trio_rollout.tools._child import ExitStatus
+from trio_rollout.tools._commands.child import ExitStatus
 
 
 class FakeOutput(trio.abc.ReceiveStream):

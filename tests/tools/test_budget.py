@@ -6,9 +6,9 @@ import pytest
 import trio
 
 from trio_rollout._core.settings import Deadlines
-from trio_rollout._ports import Ports
+from trio_rollout._util.ports import Ports
 from trio_rollout.tools import ExecLimits, RolloutTools, open_rollout_tools
-from trio_rollout.tools._wrap_up import WrapUp
+from trio_rollout.tools._commands.cleanup import WrapUp
 
 from .fake_child import FakeBackend
 

@@ -17,10 +17,10 @@ from trio_rollout.tools import (
     SandboxSettings,
     open_exec_sessions,
 )
-from trio_rollout.tools._capture import CapturePlan, capture
-from trio_rollout.tools._command import Command
-from trio_rollout.tools._expiration import Expiration
-from trio_rollout.tools._sandbox import open_sandbox
+from trio_rollout.tools._commands.capture import CapturePlan, capture
+from trio_rollout.tools._commands.command import Command
+from trio_rollout.tools._commands.expiration import Expiration
+from trio_rollout.tools._sandboxes.sandbox import open_sandbox
 
 from .fake_child import FakeBackend
 

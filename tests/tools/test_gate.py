@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from trio_rollout.tools._gate import ParallelGate
+from trio_rollout.tools._dispatch.gate import ParallelGate
 
 
 class Visitors:

@@ -21,7 +21,7 @@ from trio_rollout.tools import (
     SupervisorLost,
     open_rollout_tools,
 )
-from trio_rollout.tools._supervisor_main import fork_keeper
+from trio_rollout.tools._supervisor.supervisor_main import fork_keeper
 
 KEEPER = "$PPID"
 SUPERVISOR = "$(cut -d' ' -f4 /proc/$PPID/stat)"
@@ -191,7 +191,7 @@ async def test_nothing_of_the_host_can_be_read_from_its_keeper_or_supervisor(too
 
     assert b"hunter2" not in said
     assert b"SECRET_API_KEY" not in said
-    assert (said.count(b"_supervisor_main.py"), said.count(b"/\n")) == (2, 2)
+    assert (said.count(b"supervisor_main.py"), said.count(b"/\n")) == (2, 2)
 
 
 async def test_a_keeper_holds_nothing_of_another_command(tools):

@@ -15,7 +15,7 @@ from trio_rollout.tools import (
     open_exec_sessions,
     open_proxy_policy,
 )
-from trio_rollout.tools._proxy import Request, Target
+from trio_rollout.tools._network.proxy import Request, Target
 
 
 @pytest.mark.parametrize(

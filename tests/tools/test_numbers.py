@@ -21,7 +21,7 @@ from trio_rollout.tools import (
     open_sandbox,
     run_captured,
 )
-from trio_rollout.tools._expiration import Expiration
+from trio_rollout.tools._commands.expiration import Expiration
 
 from .fake_child import FakeBackend
 

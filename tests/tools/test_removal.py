@@ -10,8 +10,7 @@ import pytest
 import trio
 
 from trio_rollout.tools import LocalSandboxes, SandboxCounts, SandboxSettings, open_sandbox
-from trio_rollout.tools._beneath import read_beneath, write_beneath
-from trio_rollout.tools._removal import remove_tree
+from trio_rollout.tools._sandboxes.files import read_beneath, remove_tree, write_beneath
 
 DEEP = "import os\nfor _ in range({}):\n  os.mkdir('directory'); os.chdir('directory'); open('f', 'w').close()"
 

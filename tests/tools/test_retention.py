@@ -2,7 +2,7 @@
 
 import pytest
 
-from trio_rollout.tools._retention import HeadBuffer, aggregate
+from trio_rollout.tools._commands.captured import HeadBuffer, aggregate
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from trio_rollout.tools import (
     open_rollout_tools,
     open_sandbox,
 )
-from trio_rollout.tools._sandbox import lifetime
+from trio_rollout.tools._sandboxes.sandbox import lifetime
 
 SETTINGS = SandboxSettings(create=10, destroy=5, backoff=0.1)
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_rollout.tools import ExecLimits
-from trio_rollout.tools._collect import exec_yield, poll_yield, write_yield
-from trio_rollout.tools._head_tail import HeadTailBuffer
-from trio_rollout.tools._session_store import SessionStore, victim
-from trio_rollout.tools._session_values import ExecOutput, middle_truncated
-from trio_rollout.tools._utf8 import Utf8Splitter
+from trio_rollout.tools._commands.captured import HeadTailBuffer
+from trio_rollout.tools._exec.host import SessionStore, victim
+from trio_rollout.tools._exec.report import Utf8Splitter
+from trio_rollout.tools._exec.sessions import exec_yield, poll_yield, write_yield
+from trio_rollout.tools._exec.values import ExecOutput, middle_truncated
 
 
 @attrs.define(eq=False)

@@ -9,9 +9,9 @@ import trio
 
 from trio_rollout.errors import ToolError
 from trio_rollout.tools import ExecLimits, OnTurnCancel, SpawnError
-from trio_rollout.tools._denial import FALLBACK_MESSAGE, DenialHandle
-from trio_rollout.tools._pause import PauseState
-from trio_rollout.tools._session_values import (
+from trio_rollout.tools._exec.pause import PauseState
+from trio_rollout.tools._exec.sessions import open_exec_sessions
+from trio_rollout.tools._exec.values import (
     CommandBegin,
     CommandEnd,
     CreateProcessError,
@@ -23,7 +23,7 @@ from trio_rollout.tools._session_values import (
     UnknownProcessId,
     WriteToStdinError,
 )
-from trio_rollout.tools._sessions import open_exec_sessions
+from trio_rollout.tools._network.policy import FALLBACK_MESSAGE, DenialHandle
 
 from .fake_child import FakeBackend
 

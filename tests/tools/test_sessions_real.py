@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from trio_rollout.tools import ExecLimits, OnTurnCancel
-from trio_rollout.tools._session_values import CreateProcessError, StdinClosed, UnknownProcessId
-from trio_rollout.tools._sessions import open_exec_sessions
+from trio_rollout.tools._exec.sessions import open_exec_sessions
+from trio_rollout.tools._exec.values import CreateProcessError, StdinClosed, UnknownProcessId
 
 # Shorter waits than a model gets, so that a poll is a quick look.
 QUICK = {"min_yield": 0.01, "min_poll": 0.01, "early_exit": 0.15, "post_write": 0.01}

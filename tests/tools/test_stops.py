@@ -6,9 +6,9 @@ import pytest
 import trio
 
 from trio_rollout.tools import ExecLimits, StopKind
-from trio_rollout.tools._capture import CapturePlan, capture
-from trio_rollout.tools._command import Command
-from trio_rollout.tools._expiration import Expiration
+from trio_rollout.tools._commands.capture import CapturePlan, capture
+from trio_rollout.tools._commands.command import Command
+from trio_rollout.tools._commands.expiration import Expiration
 
 from .fake_child import FakeBackend
 

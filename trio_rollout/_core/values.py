@@ -1,10 +1,12 @@
 """The values that travel: prompt, turn, segment, trajectory, group. Frozen; arrays are read-only numpy.
 
 Shapes: ``P`` prompt tokens, ``R`` response tokens of one segment, ``T = P + R``.
+
+Copies of values that have been checked: ``attrs.evolve`` checks and converts every field again, for each rollout.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import attrs
 import numpy as np
@@ -247,3 +249,22 @@ class Drop:
     """A filter's answer: set this group aside, for this reason."""
 
     reason: str
+
+
+T = TypeVar("T", bound=Any)
+
+
+def copied(value: T, kind: type[T], changes: dict[str, object]) -> T:
+    """A copy of a frozen attrs value with other values in some fields, which must be what a converter would make of them.
+
+    A value of a users' class that extends ``kind`` is made anew, as its class says: it may compute or check what it likes.
+    """
+    if type(value) is not kind:
+        again: T = attrs.evolve(value, **changes)
+        return again
+    copy: T = object.__new__(kind)
+    put = object.__setattr__
+    for field in kind.__attrs_attrs__:
+        name = field.name
+        put(copy, name, changes[name] if name in changes else getattr(value, name))
+    return copy

@@ -1,20 +1,174 @@
-"""Where a run's progress goes: a live display on a terminal, plain lines into a pipe or a file, or nowhere.
+"""A run's progress as a value, and that value as a live display or as one plain line. Pure: no clock, no terminal.
+
+Where a run's progress goes: a live display on a terminal, plain lines into a pipe or a file, or nowhere.
 
 Owns the terminal while it is open. A ``Display`` blocks on the terminal (a paused one for as long as it is paused); a
 ``Screen`` makes that awaitable.
 """
 
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol, final
 
 import attrs
 import trio
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.console import Group as Rows
 from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
-from ._progress import Progress, live_rows, plain_line
+from .._core.statistics import EngineStatistics, ServerCounts
+
+RATE_WINDOW_S = 15.0
+"""Tokens per second are an average over so many seconds: answers of long rollouts arrive in bursts."""
+
+
+@attrs.frozen(kw_only=True)
+class Progress:
+    """One moment of a run. ``total`` counts groups; it and ``left_s`` are None while nobody knows.
+
+    ``away``: the URLs of servers that get no work now, of ``servers`` in all.
+    """
+
+    statistics: EngineStatistics
+    total: int | None
+    elapsed_s: float
+    tokens_per_s: float
+    rewards: Mapping[str, float]
+    left_s: float | None
+    away: tuple[str, ...] = ()
+    servers: int = 0
+
+    @property
+    def scored(self) -> int:
+        """Groups that are finished and scored."""
+        return scored(self.statistics)
+
+
+def scored(statistics: EngineStatistics) -> int:
+    """Groups that are finished and scored, whether or not somebody has taken them."""
+    return statistics.ready + statistics.delivered + statistics.acked
+
+
+def settled(statistics: EngineStatistics) -> int:
+    """Groups that need no more work: scored, filtered or quarantined."""
+    return scored(statistics) + statistics.filtered + statistics.quarantined
+
+
+@final
+@attrs.define(eq=False)
+class Meter:
+    """Turns a sequence of statistics into rates. Fed with times, so it needs no clock of its own."""
+
+    total: int | None
+    _samples: deque[tuple[float, int]] = attrs.field(factory=deque)
+    _begun: tuple[float, int] | None = None
+
+    def progress(
+        self,
+        statistics: EngineStatistics,
+        *,
+        now: float,
+        rewards: Mapping[str, float],
+        servers: Sequence[ServerCounts] = (),
+    ) -> Progress:
+        """The progress at time ``now``; calls must come in the order of time."""
+        if self._begun is None:
+            self._begun = (now, settled(statistics))
+        self._samples.append((now, statistics.generated_tokens))
+        while len(self._samples) > 1 and self._samples[1][0] <= now - RATE_WINDOW_S:
+            self._samples.popleft()
+        return Progress(
+            statistics=statistics,
+            total=self.total,
+            elapsed_s=now - self._begun[0],
+            tokens_per_s=self._tokens_per_s(),
+            rewards=rewards,
+            left_s=self._left_s(statistics, now),
+            away=tuple(server.url for server in servers if not server.usable),
+            servers=len(servers),
+        )
+
+    def _tokens_per_s(self) -> float:
+        (start, before), (end, after) = self._samples[0], self._samples[-1]
+        return (after - before) / (end - start) if end > start else 0.0
+
+    def _left_s(self, statistics: EngineStatistics, now: float) -> float | None:
+        if self.total is None or self._begun is None:
+            return None
+        done = settled(statistics)
+        begun_s, done_before = self._begun
+        if done >= self.total:
+            return 0.0
+        if done == done_before:  # no group has finished yet: any number would be invented
+            return None
+        return (self.total - done) * (now - begun_s) / (done - done_before)
+
+
+def duration(seconds: float) -> str:
+    """``1h02m``, ``3m05s``, ``12s``."""
+    whole = round(seconds)
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{left:02d}s" if minutes else f"{left}s"
+
+
+def _of_total(progress: Progress) -> str:
+    return f"{progress.scored}/{progress.total}" if progress.total is not None else str(progress.scored)
+
+
+def requeues(statistics: EngineStatistics) -> str:
+    """The requeues by cause: ``deadline 3, server_lost 1``; empty without any."""
+    return ", ".join(f"{cause.value} {count}" for cause, count in statistics.requeues.items() if count)
+
+
+def _exceptions(progress: Progress) -> Iterator[str]:
+    """What only deserves a place when it happened."""
+    statistics = progress.statistics
+    if progress.away:
+        yield f"{len(progress.away)} of {progress.servers} servers away: {', '.join(progress.away)}"
+    if causes := requeues(statistics):
+        yield f"requeues: {causes}"
+    for name in ("quarantined", "filtered", "orphans"):
+        if count := getattr(statistics, name):
+            yield f"{name} {count}"
+
+
+def _measures(progress: Progress) -> Iterator[str]:
+    yield f"{progress.statistics.running_rollouts} rollouts running"
+    yield f"{progress.tokens_per_s:,.0f} tokens/s"
+    for name, mean in progress.rewards.items():
+        yield f"mean {name} {mean:.3f}"
+
+
+def _left(progress: Progress) -> str:
+    return f"{duration(progress.left_s)} left" if progress.left_s is not None else "time left unknown"
+
+
+def plain_line(progress: Progress) -> str:
+    """The progress as one line, for logs and pipes."""
+    parts = [f"{_of_total(progress)} groups", *_measures(progress), *_exceptions(progress), _left(progress)]
+    return ", ".join(parts)
+
+
+def live_rows(progress: Progress, title: str) -> RenderableType:
+    """The progress for a terminal: a bar and two or three lines."""
+    head = Table.grid(expand=True, padding=(0, 1))
+    head.add_column(no_wrap=True)
+    head.add_column(ratio=1)
+    head.add_column(no_wrap=True)
+    bar = ProgressBar(total=progress.total, completed=settled(progress.statistics), pulse=progress.total is None)
+    head.add_row(Text(title, "bold"), bar, f"{_of_total(progress)} groups, {_left(progress)}")
+    rows: list[RenderableType] = [head, Text("  ".join(_measures(progress)))]
+    if events := "  ".join(_exceptions(progress)):
+        rows.append(Text(events, "yellow"))
+    return Rows(*rows)
+
 
 LIVE_EVERY_S = 0.25
 

@@ -1,18 +1,210 @@
-"""``trio-rollout export``: the finished groups of a folder of results, for other programs."""
+"""A group as one JSON object: the format of ``export --format jsonl``. Pure.
 
+Groups as a Parquet file: one row a group, with the fields of the JSON export. Needs the extra ``export`` (pyarrow).
+
+What has no type of its own (labels, metadata, messages, rewards by name) is a JSON text.
+
+``trio-rollout export``: the finished groups of a folder of results, for other programs.
+"""
+
+import itertools
+import json
+import math
 import sys
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import click
+import msgspec
+import numpy as np
 
 from .._core.lifecycle import State
-from .._core.values import Group
+from .._core.values import Group, Prompt, Segment, Trajectory
 from ..ledger import read_ledger
-from ._group_json import group_object, json_text
-from ._parquet import write_parquet
+
+
+def _prompt(prompt: Prompt) -> dict[str, object]:
+    """The prompt under the name of its kind."""
+    shown: dict[str, object] = {"id": prompt.id, "epoch": prompt.epoch}
+    if prompt.input_ids is not None:
+        shown["input_ids"] = prompt.input_ids.tolist()
+    elif prompt.text is not None:
+        shown["text"] = prompt.text
+    else:
+        shown["messages"] = prompt.messages
+    return shown | {"label": prompt.label, "metadata": prompt.metadata}
+
+
+def _segment(segment: Segment) -> dict[str, object]:
+    return {
+        "tokens": segment.tokens.tolist(),
+        "response_length": segment.response_length,
+        "loss_mask": segment.loss_mask.tolist(),
+        "log_probs": segment.log_probs.tolist(),
+        "versions": [list(span) for span in segment.versions],
+        "text": segment.text,
+    }
+
+
+def _trajectory(trajectory: Trajectory) -> dict[str, object]:
+    return {
+        "index": trajectory.index,
+        "status": trajectory.status.value,
+        "stop": trajectory.stop.value,
+        "reward": trajectory.reward,
+        "turns": trajectory.turns,
+        "segments": [_segment(segment) for segment in trajectory.segments],
+    }
+
+
+def group_object(group: Group) -> dict[str, Any]:
+    """The group as what JSON is made of, users' own values excepted. ``versions`` are lists [start, stop, version]."""
+    return {
+        "id": str(group.id),
+        "attempt": group.attempt,
+        "prompt": _prompt(group.prompt),
+        "trajectories": [_trajectory(trajectory) for trajectory in group.trajectories],
+    }
+
+
+def _users_value(value: object) -> object:
+    """What JSON lacks: arrays become lists, mappings objects, everything else its text."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+def _plain(value: object) -> object:
+    """The same value without what JSON or its readers can't say; polars, for one, reads no file with a lone surrogate."""
+    if isinstance(value, Mapping):
+        return {clean(str(key)): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, str):
+        return clean(value)
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return _plain(_users_value(value))
+
+
+def clean(text: str) -> str:
+    """Text that UTF-8 can say: lone surrogates, which models produce, become question marks."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def json_text(value: object) -> str:
+    """A value as JSON on one line. NaN and infinity, which JSON lacks, become null, lone surrogates question marks."""
+    try:
+        return msgspec.json.encode(value, enc_hook=_users_value).decode()
+    except (UnicodeEncodeError, TypeError):  # a lone surrogate, or an odd key
+        return json.dumps(_plain(value))
+
+
+Row: TypeAlias = dict[str, Any]
+
+_ROW_GROUP = 64
+"""Groups a row group: with eight rollouts of some thousand tokens each, tens of megabytes."""
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow as pa  # noqa: PLC0415  an optional dependency that takes half a second to import
+        import pyarrow.parquet  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise click.ClickException("--format parquet needs pyarrow: pip install 'trio-rollout[export]'") from error
+    return pa
+
+
+def _schema(pa: Any) -> Any:
+    span = pa.struct([("start", pa.int32()), ("stop", pa.int32()), ("version", pa.int64())])
+    segment = pa.struct([
+        ("tokens", pa.list_(pa.int32())),
+        ("response_length", pa.int32()),
+        ("loss_mask", pa.list_(pa.uint8())),
+        ("log_probs", pa.list_(pa.float32())),
+        ("versions", pa.list_(span)),
+        ("text", pa.string()),
+    ])
+    trajectory = pa.struct([
+        ("index", pa.int32()),
+        ("status", pa.string()),
+        ("stop", pa.string()),
+        ("reward", pa.float64()),
+        ("rewards", pa.string()),
+        ("turns", pa.int32()),
+        ("segments", pa.list_(segment)),
+    ])
+    prompt = pa.struct([
+        ("id", pa.string()),
+        ("epoch", pa.int64()),
+        ("input_ids", pa.list_(pa.int32())),
+        ("text", pa.string()),
+        ("messages", pa.string()),
+        ("label", pa.string()),
+        ("metadata", pa.string()),
+    ])
+    return pa.schema([
+        ("id", pa.string()),
+        ("attempt", pa.int64()),
+        ("prompt", prompt),
+        ("trajectories", pa.list_(trajectory)),
+    ])
+
+
+def _prompt_row(prompt: Row) -> Row:
+    as_json = {
+        name: json_text(prompt[name]) for name in ("messages", "label", "metadata") if prompt.get(name) is not None
+    }
+    text = None if "text" not in prompt else clean(prompt["text"])
+    return {**prompt, "id": clean(prompt["id"]), "text": text, **as_json}
+
+
+def _segment_row(segment: Row) -> Row:
+    versions = [dict(zip(("start", "stop", "version"), span, strict=True)) for span in segment["versions"]]
+    return {**segment, "text": clean(segment["text"]), "versions": versions}
+
+
+def _trajectory_row(trajectory: Row) -> Row:
+    reward = trajectory["reward"]
+    by_name = isinstance(reward, Mapping)
+    return {
+        **trajectory,
+        "reward": None if by_name else reward,
+        "rewards": json_text(reward) if by_name else None,
+        "segments": [_segment_row(segment) for segment in trajectory["segments"]],
+    }
+
+
+def row_of(group: Group) -> Row:
+    """The group as a row."""
+    found = group_object(group)
+    trajectories = [_trajectory_row(trajectory) for trajectory in found["trajectories"]]
+    return {**found, "id": clean(found["id"]), "prompt": _prompt_row(found["prompt"]), "trajectories": trajectories}
+
+
+def _chunks(groups: Iterable[Group]) -> Iterator[list[Group]]:
+    remaining = iter(groups)
+    while chunk := list(itertools.islice(remaining, _ROW_GROUP)):
+        yield chunk
+
+
+def write_parquet(groups: Iterable[Group], file: BinaryIO) -> None:
+    """Write the groups.
+
+    Raises:
+      click.ClickException: pyarrow is not installed.
+
+    """
+    pa = _pyarrow()
+    schema = _schema(pa)
+    with pa.parquet.ParquetWriter(file, schema) as writer:
+        for chunk in _chunks(groups):
+            writer.write_table(pa.Table.from_pylist([row_of(group) for group in chunk], schema=schema))
+
 
 _STATES = (State.READY, State.DELIVERED, State.ACKED)
 

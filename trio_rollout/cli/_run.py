@@ -1,11 +1,17 @@
-"""One run on the command line: servers, ledger and engine around a loop that takes and acks every finished group.
+"""What signals do to a run: the first SIGINT or SIGTERM drains, the second cancels, SIGUSR1 shows the task tree.
+
+While a watcher listens, Python's own KeyboardInterrupt is off: nothing is interrupted between two of its steps. Once the
+second signal has been seen the old handlers are back, so a third one ends a run whose wrap-up hangs.
+
+One run on the command line: servers, ledger and engine around a loop that takes and acks every finished group.
 
 Its tasks live in one nursery inside the engine: the loop, the progress display, and the watchers of signals. The loop's end
 is the run's end.
 """
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+import signal
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -13,19 +19,56 @@ import attrs
 import trio
 
 from .. import RolloutEngine, open_rollout_engine
-from .._backoff import wait_s
+from .._util.service import open_service
+from .._util.time import wait_s
 from ..errors import EndOfData, EngineClosed
 from ..ledger import open_ledger
 from ..observe import task_tree
 from ..sglang import SGLangServers
-from ._display import Screen
-from ._job import Job
-from ._outcome import Ending, Outcome
-from ._progress import Meter
-from ._servers import open_servers
-from ._signals import Say, open_tree_on_usr1, stop_on_interrupt
-from ._sources import checked_total
-from ._tally import RewardTally
+from ._display import Meter, Screen
+from ._job import Job, checked_total, open_servers
+from ._outcome import Ending, Outcome, RewardTally
+
+Say = Callable[[str], Awaitable[None]]
+
+
+async def stop_on_interrupt(
+    drain: Callable[[], Awaitable[None]],
+    cancel: Callable[[], None],
+    *,
+    say: Say,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Wait for an interrupt, then drain; at the next one, cancel. Runs until then or until it is cancelled.
+
+    ``drain`` is awaited in a child: a second interrupt does not have to wait for it.
+    """
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
+        await anext(signals)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(say, "draining: no new groups; the running ones may finish. Ctrl-C again cancels them")
+            nursery.start_soon(drain)
+            await anext(signals)
+            nursery.start_soon(say, "cancelling the running groups")
+            cancel()
+
+
+def open_tree_on_usr1(tree: Callable[[], str], *, say: Say) -> AbstractAsyncContextManager[None]:
+    """Say what every task is doing each time SIGUSR1 comes: while the body runs, and while it is left."""
+
+    async def show(*, task_status: trio.TaskStatus[None]) -> None:
+        with trio.open_signal_receiver(signal.SIGUSR1) as signals:
+            task_status.started()
+            async for _ in signals:
+                await say(tree())
+
+    return open_service(show, _leave_at_once)
+
+
+async def _leave_at_once(_value: None, _error: BaseException | None) -> None:
+    await trio.lowlevel.checkpoint()
+
 
 MAX_BATCH = 64
 """Most groups that are acked in one write."""

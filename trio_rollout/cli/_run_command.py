@@ -7,13 +7,12 @@ import click
 import trio
 from rich.console import Console
 
-from ._config import config_option
 from ._display import Screen, open_display
 from ._group_view import printable
 from ._job import job_of
+from ._options import RunOptions, config_option, run_options
 from ._outcome import ExitStatus, Outcome, closing_lines, exit_status, summary
 from ._run import run_job
-from ._run_options import RunOptions, run_options
 
 _EPILOG = """\b
 Exit status: 0 every group is scored; 1 the run failed; 2 wrong usage; 3 some groups were given up (they are

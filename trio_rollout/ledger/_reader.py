@@ -20,13 +20,12 @@ from .._core.lifecycle import State
 from .._core.values import Failure, Group, GroupId, Prompt, QuarantineReport
 from ..errors import LedgerError
 from . import _schema
-from ._codec import decode_failure, decode_group, decode_prompt
+from ._codec import decode_failure, decode_group, decode_prompt, unpacked
 from ._disk import DATABASE, read_at
 from ._place import Inline, Place
 from ._recover import quarantined
 from ._rows import place_of
 from ._segments import name_of
-from ._userdata import unpacked
 
 _PAGE = 256
 _ROWS = """

@@ -8,10 +8,9 @@ from .._core.enums import Cause
 from .._core.events import Recovered, Unfinished
 from .._core.values import Group, GroupId, QuarantineReport
 from . import _schema
-from ._codec import decode_failure, decode_group, decode_prompt
+from ._codec import decode_failure, decode_group, decode_prompt, unpacked
 from ._place import Place
 from ._rows import place_of
-from ._userdata import unpacked
 
 Read = Callable[[Place], bytes]
 

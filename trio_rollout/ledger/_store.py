@@ -14,12 +14,11 @@ import attrs
 from .._core.events import Recovered, RunIdentity
 from ..errors import DataRefused, LedgerError
 from . import _schema
-from ._apply import Apply
 from ._disk import Disk
 from ._place import Inline, InSegment, Place
 from ._records import Encoded, Record
 from ._recover import recovered
-from ._rows import Row, Rows
+from ._rows import Apply, Row, Rows
 from ._segments import Segments
 
 T = TypeVar("T")

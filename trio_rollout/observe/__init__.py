@@ -6,8 +6,8 @@
 
 from ._instruments import CountingInstrument as CountingInstrument
 from ._instruments import LogInstrument as LogInstrument
-from ._metrics import Metrics as Metrics
-from ._metrics import MetricsInstrument as MetricsInstrument
+from ._instruments import Metrics as Metrics
+from ._instruments import MetricsInstrument as MetricsInstrument
 from ._tree import task_tree as task_tree
 from ._watchdog import SlowStep as SlowStep
 from ._watchdog import StepWatchdog as StepWatchdog

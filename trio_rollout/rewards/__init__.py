@@ -1,9 +1,9 @@
 """Stock scorers, and what makes a synchronous scorer async: threads, or processes that can be killed."""
 
-from .._in_thread import in_thread as in_thread
-from ._in_process import in_process as in_process
+from .._util.threads import in_thread as in_thread
 from ._match import exact_match as exact_match
 from ._match import regex_reward as regex_reward
+from ._processes import in_process as in_process
 from ._processes import open_scorer_processes as open_scorer_processes
 
 __all__ = [

@@ -1,15 +1,44 @@
-"""The gateway for agents: what speaks OpenAI or Anthropic over HTTP becomes a rollout. Needs the extra ``gateway``.
+"""The public name of ``trio_rollout.gateway`` before it had that name; everything in it is the same object."""
 
-``open_gateway`` gives the engine's ``gateway``; ``rollout.session()`` opens a session; its turns are recorded as the servers
-gave them, token for token.
-"""
-
-from .._core.token_tree import Drift
-from ._agent import AgentSandbox, agent_environment, run_agent
-from ._gateway import AgentGateway, GatewayStatistics, open_gateway
-from ._parsers import Call, Parsed, Parser
-from ._session import GatewaySession, SessionStatistics
-from ._settings import GatewaySettings
+from ..gateway import (
+    AgentGateway as AgentGateway,
+)
+from ..gateway import (
+    AgentSandbox as AgentSandbox,
+)
+from ..gateway import (
+    Call as Call,
+)
+from ..gateway import (
+    Drift as Drift,
+)
+from ..gateway import (
+    GatewaySession as GatewaySession,
+)
+from ..gateway import (
+    GatewaySettings as GatewaySettings,
+)
+from ..gateway import (
+    GatewayStatistics as GatewayStatistics,
+)
+from ..gateway import (
+    Parsed as Parsed,
+)
+from ..gateway import (
+    Parser as Parser,
+)
+from ..gateway import (
+    SessionStatistics as SessionStatistics,
+)
+from ..gateway import (
+    agent_environment as agent_environment,
+)
+from ..gateway import (
+    open_gateway as open_gateway,
+)
+from ..gateway import (
+    run_agent as run_agent,
+)
 
 __all__ = [
     "AgentGateway",

@@ -10,12 +10,12 @@ from typing import Final
 
 import trio
 
-from .._backoff import wait_s
 from .._core.enums import PauseMode
+from .._util.time import wait_s
 from ..errors import ServerError
 from ._calls import Unreachable, call, is_ready, learn_version, load, on_each
 from ._fleet import Fleet
-from ._leaving import REPEAT_S
+from ._owed_aborts import REPEAT_S
 from ._server import Server
 from ._wire import ABORT, CONTINUE, FLUSH, PAUSE, abort_all_body, flushed, pause_body
 

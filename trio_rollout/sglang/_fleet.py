@@ -13,8 +13,8 @@ import attrs
 import trio
 
 from .._core.statistics import ServerCounts, ServerStatistics
-from .._ports import Ports
-from ._decoding import Decoding
+from .._util.ports import Ports
+from ._call import Decoding
 from ._server import Server
 from ._settings import ServerSettings
 from ._wire import RequestEncoder

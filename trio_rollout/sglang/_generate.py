@@ -7,15 +7,15 @@ from typing import final
 import attrs
 import trio
 
-from .._backoff import backoff_s, wait_s
 from .._core.sampling import SamplingParams
 from .._core.values import Turn
+from .._http import EVENT_STREAM, BadResponse, ConnectionBroken, Exchange, NotConnected, Response, post_request
+from .._util.time import backoff_s, wait_s
 from ..abc import ModelInput, OnTokens
 from ..errors import ServerBusy, ServerError
 from ._call import Call
+from ._cancellation import abort_once, close_unanswered, count_late, look_s, read_on
 from ._fleet import Fleet
-from ._http import EVENT_STREAM, BadResponse, ConnectionBroken, Exchange, NotConnected, Response, post_request
-from ._leave import abort_once, close_unanswered, count_late, look_s, read_on
 from ._server import Server
 from ._wire import GenerateRequest, StreamDecoder, nothing_moved
 

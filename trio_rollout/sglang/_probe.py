@@ -5,7 +5,7 @@ from typing import Final
 
 import trio
 
-from .._backoff import wait_s
+from .._util.time import wait_s
 from ..errors import ServerError
 from ._calls import is_ready, learn_version
 from ._control import LOST_RESUME_S, continue_once

@@ -7,10 +7,10 @@ from typing import Final
 
 import msgspec
 
-from .._threads import RunSync
+from .._http import Address, Connector, parse_url
+from .._util.threads import RunSync
 from ..errors import ServerError, SettingsError
 from ._calls import context_length, is_ready, model_info, on_each, workers
-from ._http import Address, Connector, parse_url
 from ._server import Server, new_server
 from ._settings import ServerSettings
 from ._wire import ModelInfo

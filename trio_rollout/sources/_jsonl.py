@@ -1,4 +1,6 @@
-"""Prompts from a JSONL file: a cursor over (epoch, position) that can be saved and restored.
+"""In which order an epoch reads its records.
+
+Prompts from a JSONL file: a cursor over (epoch, position) that can be saved and restored.
 
 Owns the cursor and the prompts given back, as ids; the file is opened for each read and closed again. Invariant: the cursor
 moves only after a read has succeeded, with no checkpoint in between, so a cancelled ``take`` has taken nothing.
@@ -10,16 +12,41 @@ from pathlib import Path
 from typing import Literal, final
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 import trio
 
 from .._core.checks import Validator, whole
 from .._core.values import GroupId, Prompt
-from .._threads import RunSync, run_in_thread
+from .._util.threads import RunSync, run_in_thread
 from ..errors import SourceError
 from ._jsonl_file import FileMark, JsonlFile, require_file, scan
-from ._order import EpochOrder
 from ._position import Count, dumped, loaded, require_same
 from ._record import DEFAULT_LABEL_KEY, DEFAULT_METADATA_KEY, Keys
+
+
+@attrs.define(eq=False)
+class EpochOrder:
+    """File order, or without repetition a shuffled one for each (seed, epoch), the same on every machine.
+
+    Sorted random keys in place of ``Generator.permutation``: numpy keeps the streams of its bit generators for good, but
+    not what its generators make of them, and a saved position means an order.
+    """
+
+    count: int
+    seed: int | None
+    _epoch: int = attrs.field(default=-1, init=False)
+    _shuffled: npt.NDArray[np.int64] = attrs.field(factory=lambda: np.empty(0, np.int64), init=False)
+
+    def record(self, epoch: int, position: int) -> int:
+        """The number of the record at this position of the epoch. Slow once an epoch, when it is shuffled."""
+        if self.seed is None:
+            return position
+        if epoch != self._epoch:
+            bits = np.random.PCG64(np.random.SeedSequence((self.seed, epoch)))
+            self._shuffled = np.argsort(bits.random_raw(self.count), kind="stable")
+            self._epoch = epoch
+        return int(self._shuffled[position])
 
 
 def _whole_or_none(low: int) -> Validator:

@@ -11,15 +11,14 @@ from typing import final
 import attrs
 import trio
 
-from .._backoff import wait_s
-from ._call import Call
-from ._lock import ReadWriteLock
-from ._model import TinyModel
-from ._registry import Live, Registry
-from ._request import Request
-from ._scheduler import Scheduler
+from .._util.read_write_lock import ReadWriteLock
+from .._util.time import wait_s
+from ._call import Call, Submission
+from ._model.model import TinyModel
+from ._scheduler.registry import Live, Registry
+from ._scheduler.request import Request
+from ._scheduler.scheduler import Scheduler
 from ._settings import TinySettings
-from ._submission import Submission
 
 
 class ClientGone(Exception):

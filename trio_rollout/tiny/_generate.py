@@ -5,14 +5,13 @@ from typing import Any, final
 import attrs
 import trio
 
-from ._answers import Answers
+from ._answers import Answers, Chunks
 from ._body import decode_generate
 from ._call import Call, unfold
-from ._chunks import Chunks
 from ._connection import Connection, Emit, HttpRequest
 from ._frontend import Frontend
 from ._refusal import Refusal, unavailable
-from ._request import Request
+from ._scheduler.request import Request
 
 
 @final

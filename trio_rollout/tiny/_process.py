@@ -13,7 +13,7 @@ from typing import Any, final
 import attrs
 import trio
 
-from .._service import open_service
+from .._util.service import open_service
 from ..errors import ServerLost
 from ._settings import TinySettings
 

@@ -2,11 +2,14 @@
 
 Owns: the nursery of its connections and of its step loop, and the scope that is its life. When that scope is cancelled the
 server is dead as a killed process is: connections broken, port closed, nothing answered.
+
+Serve until interrupted: what the command line calls.
 """
 
 import logging
+import os
 import tempfile
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import final
@@ -14,23 +17,23 @@ from typing import final
 import attrs
 import trio
 
-from .._ports import Ports
-from .._service import open_service
-from ..errors import SettingsError
+from .._util.ports import Ports
+from .._util.service import open_service
+from ..errors import ServerLost, SettingsError
 from ._answers import Answers
 from ._app import App
+from ._call import Submission
 from ._connection import Connection
 from ._control import Control
 from ._frontend import Frontend
 from ._generate import Generate
 from ._identity import Identity
-from ._model import TinyModel, write_config
-from ._prefix_cache import PrefixCache
-from ._scheduler import OutOfVocabulary, Scheduler
+from ._model.model import TinyModel, write_config
+from ._model.tokenizer import DATA, TinyTokenizer
+from ._scheduler.prefix_cache import PrefixCache
+from ._scheduler.scheduler import OutOfVocabulary, Scheduler
 from ._script import Script
 from ._settings import TinySettings
-from ._submission import Submission
-from ._tokenizer import DATA, TinyTokenizer
 
 _LOGGER = logging.getLogger("trio_rollout.tiny")
 
@@ -240,3 +243,46 @@ async def open_tiny_server(
     async with open_tiny(settings, model=model, ports=ports) as server:
         await server.listen(host, port)
         yield server
+
+
+_STDIN = 0
+
+
+async def _killed_at_end_of_stdin(server: TinyServer) -> None:
+    async with trio.lowlevel.FdStream(os.dup(_STDIN)) as stdin:
+        while await stdin.receive_some(4096):
+            pass
+    server.kill()
+
+
+async def _serve(
+    settings: TinySettings, host: str, port: int, announce: Callable[[str], None], *, until_stdin_closes: bool
+) -> None:
+    async with open_tiny_server(settings, host=host, port=port) as server:
+        announce(server.url)
+        async with trio.open_nursery() as nursery:
+            if until_stdin_closes:
+                nursery.start_soon(_killed_at_end_of_stdin, server)
+            await server.dead.wait()
+            nursery.cancel_scope.cancel()
+        if server.failure is not None:
+            raise ServerLost(f"the tiny server died: {server.failure}") from server.failure
+
+
+def run_tiny(
+    settings: TinySettings, host: str, port: int, announce: Callable[[str], None], *, until_stdin_closes: bool = False
+) -> None:
+    """Serve on ``host:port`` (0: a free port); ``announce`` is called with the URL once it answers.
+
+    Returns when the process that holds the other end of stdin has gone, if ``until_stdin_closes``; else never.
+
+    Raises:
+      ServerLost: a token id outside the vocabulary came in, and the server died of it as a real one does.
+      OSError: the port is taken.
+
+    """
+
+    async def main() -> None:
+        await _serve(settings, host, port, announce, until_stdin_closes=until_stdin_closes)
+
+    trio.run(main)

@@ -5,23 +5,48 @@ command, the *yield* of a session, an *interrupt*, and a *denial*.
 """
 
 from .._core.enums import Leftovers
-from ._capture import CapturePolicy, run_captured
-from ._captured import Captured
-from ._child import ExitStatus
-from ._command import MINIMAL_ENVIRONMENT, Command
-from ._denial import DenialHandle
-from ._dispatch import ToolRuntime
+from ._commands.capture import CapturePolicy, run_captured
+from ._commands.captured import Captured
+from ._commands.child import ExitStatus
+from ._commands.command import MINIMAL_ENVIRONMENT, Command
+from ._commands.expiration import StopKind
+from ._dispatch.dispatch import ToolRuntime
+from ._dispatch.exec_tools import ExecCommandTool, ShellTool, WriteStdinTool
+from ._dispatch.tool import (
+    Block,
+    Continue,
+    FatalToolError,
+    Feedback,
+    Hooks,
+    Invocation,
+    LifecycleEvent,
+    LifecycleListener,
+    RespondToModel,
+    Rewrite,
+    Tool,
+    ToolRegistry,
+)
+from ._dispatch.turn import TurnCancellation
+from ._dispatch.values import (
+    Aborted,
+    AbortedOutput,
+    Blocked,
+    CallTiming,
+    Completed,
+    Failed,
+    FunctionOutput,
+    Outcome,
+    Source,
+    ToolCall,
+    ToolName,
+    ToolOutput,
+    ToolResult,
+    abort_text,
+)
 from ._errors import CommandSignalled, CommandTimeout, SpawnError, SupervisorLost
-from ._exec_tools import ExecCommandTool, ShellTool, WriteStdinTool
-from ._expiration import StopKind
-from ._limits import ExecLimits, OnTurnCancel
-from ._local_sandbox import LocalSandboxes
-from ._network import AllowedHosts, NetworkGrant, NetworkPolicy, ProxyPolicy, open_proxy_policy
-from ._pause import PauseState
-from ._rollout_tools import RolloutTools, new_rollout_tools, open_rollout_tools
-from ._sandbox import Sandbox, open_sandbox
-from ._sandbox_provider import NeverRan, SandboxBackend, SandboxCounts, SandboxProvider, SandboxSettings, SandboxSpec
-from ._session_values import (
+from ._exec.pause import PauseState
+from ._exec.sessions import ExecSessions, open_exec_sessions
+from ._exec.values import (
     CommandBegin,
     CommandEnd,
     CreateProcessError,
@@ -39,38 +64,12 @@ from ._session_values import (
     UnknownProcessId,
     WriteToStdinError,
 )
-from ._sessions import ExecSessions, open_exec_sessions
-from ._tool import (
-    Block,
-    Continue,
-    FatalToolError,
-    Feedback,
-    Hooks,
-    Invocation,
-    LifecycleEvent,
-    LifecycleListener,
-    RespondToModel,
-    Rewrite,
-    Tool,
-    ToolRegistry,
-)
-from ._tool_values import (
-    Aborted,
-    AbortedOutput,
-    Blocked,
-    CallTiming,
-    Completed,
-    Failed,
-    FunctionOutput,
-    Outcome,
-    Source,
-    ToolCall,
-    ToolName,
-    ToolOutput,
-    ToolResult,
-    abort_text,
-)
-from ._turn import TurnCancellation
+from ._limits import ExecLimits, OnTurnCancel
+from ._network.policy import AllowedHosts, DenialHandle, NetworkGrant, NetworkPolicy, ProxyPolicy, open_proxy_policy
+from ._rollout_tools import RolloutTools, new_rollout_tools, open_rollout_tools
+from ._sandboxes.local import LocalSandboxes
+from ._sandboxes.provider import NeverRan, SandboxBackend, SandboxCounts, SandboxProvider, SandboxSettings, SandboxSpec
+from ._sandboxes.sandbox import Sandbox, open_sandbox
 
 __all__ = [
     "MINIMAL_ENVIRONMENT",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..errors import RolloutError, ToolError
 
 if TYPE_CHECKING:
-    from ._captured import Captured
+    from ._commands.captured import Captured
 
 # What a wrong argv or cwd produces, or a broken program. Everything else (EAGAIN, EMFILE, ENOMEM, …) is the host's trouble,
 # and so is what went wrong before: a SpawnError about that has no errno.

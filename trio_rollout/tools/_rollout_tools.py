@@ -15,23 +15,23 @@ import trio
 
 from .._core.enums import Leftovers
 from .._core.settings import Deadlines
-from .._ports import Ports
-from ._capture import CapturePlan, CapturePolicy, OnChunk, capture, checked
-from ._captured import Captured
-from ._command import Argv, Command
-from ._dispatch import OnTiming, ToolRuntime
-from ._expiration import Expiration, as_events, as_seconds
+from .._util.ports import Ports
+from ._commands.capture import CapturePlan, CapturePolicy, OnChunk, capture, checked
+from ._commands.captured import Captured
+from ._commands.cleanup import WrapUp
+from ._commands.command import Argv, Command
+from ._commands.expiration import Expiration, as_events, as_seconds
+from ._dispatch.dispatch import OnTiming, ToolRuntime
+from ._dispatch.tool import Hooks, LifecycleListener, Tool, ToolRegistry, as_registry
+from ._exec.pause import PauseState
+from ._exec.sessions import ExecSessions, open_exec_sessions
+from ._exec.values import SessionListener
 from ._limits import DEFAULT_LIMITS, ExecLimits
-from ._local_sandbox import LocalSandboxes
-from ._network import NetworkPolicy
-from ._pause import PauseState
-from ._sandbox import Sandbox, open_sandbox
-from ._sandbox_provider import SandboxProvider, SandboxSettings
-from ._session_values import SessionListener
-from ._sessions import ExecSessions, open_exec_sessions
-from ._supervisor import Supervisor, end_supervisor
-from ._tool import Hooks, LifecycleListener, Tool, ToolRegistry, as_registry
-from ._wrap_up import WrapUp
+from ._network.policy import NetworkPolicy
+from ._sandboxes.local import LocalSandboxes
+from ._sandboxes.provider import SandboxProvider, SandboxSettings
+from ._sandboxes.sandbox import Sandbox, open_sandbox
+from ._supervisor.supervisor import Supervisor, end_supervisor
 
 # What a tool leaves of the rollout's time, so that its result can still become a turn: a tenth, but no more than this.
 _MARGIN_S = 1.0

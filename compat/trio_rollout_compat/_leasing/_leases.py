@@ -1,4 +1,6 @@
-"""Lending groups to nodes: who has room, what is out, what comes back from a node that is gone.
+"""What travels between the lease service and a node: a lease, and how it was settled.
+
+Lending groups to nodes: who has room, what is out, what comes back from a node that is gone.
 
 Owns the places of the nodes. A lease is out for as long as its node works on it, even when nobody wants its result any more: only
 then its place is free. Knows nothing of Ray: a node is a ``Worker``.
@@ -14,12 +16,31 @@ import attrs
 import trio
 
 from trio_rollout._core.enums import Cause
-from trio_rollout._core.values import Prompt, Trajectory
-from trio_rollout._service import open_service
-from trio_rollout._signal import StateChange
+from trio_rollout._core.values import Failure, Prompt, Trajectory
+from trio_rollout._util.condition import StateChange
+from trio_rollout._util.service import open_service
 from trio_rollout.errors import GenerateError, ServerError, ServerLost
 
-from ._lease import Lease, Settled
+
+@attrs.frozen(kw_only=True)
+class Lease:
+    """A group that a node is to run. ``holder`` is the life of the service that lent it; ``number`` is unique within that."""
+
+    holder: str
+    number: int
+    prompt: Prompt
+
+    def __str__(self) -> str:
+        return f"lease {self.number} of group {self.prompt.group_id}"
+
+
+@attrs.frozen(kw_only=True)
+class Settled:
+    """A lease's end on its node: the group's trajectories, or why there are none."""
+
+    rows: tuple[Trajectory, ...] = ()
+    failure: Failure | None = None
+
 
 _log: Final = logging.getLogger("trio_rollout.compat")
 

@@ -18,12 +18,12 @@ from trio_rollout._core.enums import Cause
 from trio_rollout._core.sampling import SamplingParams
 from trio_rollout._core.settings import EngineSettings, Staleness
 from trio_rollout._core.values import Failure, Group, Prompt, QuarantineReport, Segment, Trajectory
-from trio_rollout._service import open_service
-from trio_rollout._signal import StateChange
+from trio_rollout._util.condition import StateChange
+from trio_rollout._util.service import open_service
 from trio_rollout.abc import Gateway, Generate, GroupReward, InferenceServers, Instrument, Reward, Rollout
 
 from ..slime._life import HostServers
-from ._lease import Lease, Settled
+from ._leases import Lease, Settled
 
 Score: TypeAlias = float | Mapping[str, float]
 # A node never fails for its groups' failures: they are the service's to count.

@@ -5,7 +5,10 @@ Read in this order: ``_open`` (choosing a backend), ``_bridge`` (what users call
 ``_attach``, ``_thread`` and ``_inloop`` (the backends), ``_iterate``, ``_portal`` (the way back from asyncio into Trio).
 """
 
+from ._account import BridgeSettings as BridgeSettings
 from ._account import BridgeStatistics as BridgeStatistics
+from ._account import Offence as Offence
+from ._account import OnLeak as OnLeak
 from ._bridge import Bridge as Bridge
 from ._errors import AsyncioCancelled as AsyncioCancelled
 from ._errors import AsyncioExit as AsyncioExit
@@ -14,9 +17,6 @@ from ._errors import BridgeError as BridgeError
 from ._errors import LeakedTasks as LeakedTasks
 from ._open import BackendName as BackendName
 from ._open import open_bridge as open_bridge
-from ._policy import BridgeSettings as BridgeSettings
-from ._policy import Offence as Offence
-from ._policy import OnLeak as OnLeak
 from ._portal import Portal as Portal
 
 __all__ = [

@@ -17,7 +17,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trio_rollout._service import open_service
+from trio_rollout._util.service import open_service
 
 from ._backend import Opened, Running, replies_to
 from ._errors import BridgeError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import attrs
 import trio
 
-from trio_rollout._service import open_service
+from trio_rollout._util.service import open_service
 
 from ._call import name_of
 

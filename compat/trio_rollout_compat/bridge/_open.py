@@ -8,15 +8,14 @@ from typing import Final
 
 import trio
 
-from trio_rollout._service import open_service
+from trio_rollout._util.service import open_service
 from trio_rollout.errors import SettingsError
 
-from ._attach import Attach
+from ._account import BridgeSettings
 from ._backend import Backend
 from ._bridge import Bridge
 from ._inloop import InLoop
-from ._policy import BridgeSettings
-from ._thread import Thread
+from ._thread import Attach, Thread
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 _DEFAULTS: Final = BridgeSettings()

@@ -5,8 +5,8 @@ the extra ``ray``.
 """
 
 from .._leasing._node import NodeParts as NodeParts
-from ._open import open_ray_rollouts as open_ray_rollouts
 from ._rollouts import RayBatch as RayBatch
 from ._rollouts import RayRollouts as RayRollouts
+from ._rollouts import open_ray_rollouts as open_ray_rollouts
 
 __all__ = ["NodeParts", "RayBatch", "RayRollouts", "open_ray_rollouts"]

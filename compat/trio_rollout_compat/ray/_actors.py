@@ -14,12 +14,12 @@ import ray
 import trio
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayError, RayTaskError
 
-from trio_rollout._backoff import wait_s
 from trio_rollout._core.settings import EngineSettings
+from trio_rollout._util.time import wait_s
 from trio_rollout.abc import GroupFilter, Source
 from trio_rollout.errors import EndOfData, EngineClosed, ServerLost
 
-from .._leasing._lease import Lease, Settled
+from .._leasing._leases import Lease, Settled
 from .._leasing._node import OpenParts, open_node
 from .._leasing._service import open_lease_service
 from ..bridge._backend import replies_to

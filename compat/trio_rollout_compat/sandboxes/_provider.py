@@ -12,13 +12,12 @@ from typing import final
 import attrs
 import trio
 
-from trio_rollout._service import open_service
+from trio_rollout._util.service import open_service
 from trio_rollout.errors import ToolError
 from trio_rollout.tools import NeverRan, SandboxCounts, SandboxSpec
 
 from ..bridge import Bridge
-from ._bridged import Access, BridgedSandbox
-from ._protocol import SlimeSandbox, never_ran
+from ._bridged import Access, BridgedSandbox, SlimeSandbox, never_ran
 
 
 @final

@@ -6,7 +6,7 @@ and ``_plugins`` (slime's functions as the engine's), ``_aborts``, ``_samples`` 
 """
 
 from ._arguments import add_arguments as add_arguments
-from ._engines import close_engines as close_engines
+from ._rollout import close_engines as close_engines
 from ._rollout import generate_rollout as generate_rollout
 
 __all__ = ["add_arguments", "close_engines", "generate_rollout"]

@@ -13,13 +13,12 @@ from trio_rollout.abc import InferenceServers
 from trio_rollout.sources import IterableSource
 
 from ..bridge import Bridge, BridgeSettings, OnLeak, open_bridge
-from ._aborts import Aborts
 from ._arguments import Arguments
 from ._evaluation import Evaluated, eval_prompts, evaluated
 from ._plugins import Plugins
 from ._samples import index_of, made_of
 from ._source import HostSource
-from ._stages import Filter, Generate, GroupReward, Reward
+from ._stages import Aborts, Filter, Generate, GroupReward, Reward
 
 
 @final

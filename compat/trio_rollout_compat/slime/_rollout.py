@@ -1,14 +1,61 @@
-"""What slime calls: a synchronous function, on its rollout manager's thread."""
+"""The engines of this process, one for each data source: a host passes nothing between two calls that could hold one.
 
-from typing import Any
+The one place of the project with state of the module, because a function that is found by its path has no other.
+
+What slime calls: a synchronous function, on its rollout manager's thread.
+"""
+
+import functools
+import os
+import threading
+from typing import Any, Final
 
 from trio_rollout.errors import SettingsError
 
 from ..thread import EngineThread
 from ._arguments import Arguments
-from ._engines import engine_for
-from ._life import Running
+from ._life import Running, host_loop, open_host_engine
 from ._plugins import Plugins, load
+
+_LOCK: Final = threading.Lock()
+_ENGINES: Final[dict[tuple[int, int], tuple[Any, Any, EngineThread[Running]]]] = {}
+
+
+def engine_for(plugins: Plugins, data_source: Any) -> EngineThread[Running]:
+    """The engine of this data source, opened if it was not yet. From any thread; the others wait meanwhile.
+
+    Raises:
+      SettingsError: a flag is out of its range or would be ignored, or the data source's engine runs with other ``args``.
+
+    """
+    key, args = (os.getpid(), id(data_source)), plugins.args
+    with _LOCK:
+        if key not in _ENGINES:
+            args.refuse_unsupported()
+            lifespan = functools.partial(open_host_engine, plugins, data_source, host_loop(args))
+            thread = EngineThread(lifespan, name=f"trio-rollout {args.host}")
+            # Entered only when it runs: a failed start may be tried again. The data source is kept so that its id stays its own.
+            _ENGINES[key] = (data_source, args.given, thread.start())
+        _, known, thread = _ENGINES[key]
+    if known is not args.given and vars(known) != vars(args.given):
+        raise SettingsError("this data source's engine runs with other args; call close_engines() first")
+    return thread
+
+
+def close_engines(data_source: Any = None) -> None:
+    """Drain and close every engine of this process, or that of one data source; unfinished groups go back to their source.
+
+    Raises:
+      BaseException: an engine's failure that no call had told.
+
+    """
+    with _LOCK:
+        wanted = [
+            key for key in _ENGINES if key[0] == os.getpid() and (data_source is None or key[1] == id(data_source))
+        ]
+        threads = [_ENGINES.pop(key)[2] for key in wanted]
+    for thread in threads:
+        thread.close(thread.grace)
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:  # ruff: ignore[boolean-type-hint-positional-argument, boolean-default-value-positional-argument]  slime's signature

@@ -7,8 +7,8 @@ from typing import Any, Final, final
 import attrs
 import trio
 
-from trio_rollout._backoff import wait_s
 from trio_rollout._core.values import Prompt
+from trio_rollout._util.time import wait_s
 from trio_rollout.errors import SourceError
 
 from ._samples import KEY, Pristine, prompt_of

@@ -1,23 +1,81 @@
-"""The engine on a thread of its own, for hosts that are not Trio: synchronous, threaded, asyncio, Ray actors."""
+"""What only an engine on another thread can go through. A closed or crashed one raises ``trio_rollout.errors.EngineClosed``.
+
+What is to happen at the end of the interpreter, before it waits for threads.
+
+SIGTERM as an orderly exit, for hosts that want one.
+
+The engine on a thread of its own, for hosts that are not Trio: synchronous, threaded, asyncio, Ray actors.
+"""
 
 import asyncio
+import atexit
 import concurrent.futures
 import os
+import signal
+import sys
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+import weakref
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from types import FrameType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, final
 
 import attrs
 
 from trio_rollout._core.checks import seconds
-from trio_rollout.errors import EngineClosed
+from trio_rollout.errors import EngineClosed, RolloutError
 
 from ..bridge._account import stack_of
-from ._errors import EngineForked, EngineStuck
-from ._exit import call_at_exit
-from ._job import Job
-from ._life import Life
+from ._life import Job, Life
+
+
+class EngineForked(RolloutError):
+    """The engine belongs to the parent process: threads do not survive a fork. Open one of its own in the child."""
+
+
+class EngineStuck(RolloutError, TimeoutError):
+    """The engine's thread did not answer in time: something on it blocks. The message shows where."""
+
+
+def call_at_exit(method: Callable[[], None]) -> None:
+    """Have a bound method called at the end of the interpreter, unless its object is gone by then.
+
+    The interpreter joins the program's threads before it runs ``atexit``, and one that waits for the engine would wait for
+    ever. So it is done where ``concurrent.futures`` ends its workers, by the same private hook (checked with Python 3.11 to 3.13).
+    Nothing can be taken out of it again, hence the weak reference.
+    """
+    weak: weakref.WeakMethod[Callable[[], None]] = weakref.WeakMethod(method)
+
+    def call() -> None:
+        if (alive := weak()) is not None:
+            alive()
+
+    register: Callable[[Callable[[], None]], Any] = getattr(threading, "_register_atexit", atexit.register)
+    try:
+        register(call)
+    except RuntimeError:  # the main thread is over already, and threads are being joined
+        atexit.register(call)
+
+
+@contextmanager
+def exit_on_sigterm() -> Generator[None]:
+    """Inside the block SIGTERM raises SystemExit(143) in the main thread, so that blocks are left and atexit runs.
+
+    The default action ends the process at once, with nothing cleaned up; that is what container runtimes and ``ray stop`` send
+    first. For the main thread only, like every signal handler. Leaving puts the handler back that was there before; one that C
+    code had installed can't be put back by Python, and the default action takes its place.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        del frame
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
 
 P = ParamSpec("P")
 T = TypeVar("T")

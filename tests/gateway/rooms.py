@@ -1,0 +1,110 @@
+"""A gateway without a port, over fake servers: sessions in virtual time."""
+
+from contextlib import asynccontextmanager
+
+import attrs
+
+from trio_rollout import IterableSource, Ports, Prompt, SamplingParams, open_rollout_engine
+from trio_rollout._util.threads import run_inline
+from trio_rollout.gateway import GatewaySettings, Parsed
+from trio_rollout.gateway._gateway import AgentGateway
+from trio_rollout.gateway._values import ChatRequest, Context
+from trio_rollout.testing import FakeServers
+from trio_rollout.tiny import DATA
+from trio_rollout.tokenizer._tokenizer import load_tokenizer
+
+
+class NoParser:
+    """Answers are their own text."""
+
+    finds_thoughts = False
+
+    def takes_apart(self, tools):
+        return False
+
+    async def parse(self, text, tools):
+        return Parsed(text=text)
+
+
+def counted():
+    """Secrets that are no secret."""
+    numbers = iter(range(1_000_000_000))
+    return lambda: f"{next(numbers):032x}"
+
+
+def gateway(*, context=None, run_sync=run_inline, **settings):
+    return AgentGateway(
+        url="http://gateway",
+        tokenizer=load_tokenizer(DATA),
+        parser=NoParser(),
+        settings=GatewaySettings(**settings),
+        context=context or Context(length=settings.get("context_length")),
+        run_sync=run_sync,
+        new_secret=counted(),
+    )
+
+
+def asks(text, *, key=None, again=False, history=(), stream=False):
+    """A request with one more message of the user."""
+    messages = (*history, {"role": "user", "content": text})
+    return ChatRequest(messages=messages, key=key or repr(messages), again=again, stream=stream, max_tokens=8)
+
+
+async def ask(session, request):
+    """What a handler does for a client that stays: wait for the answer, and deliver it."""
+    with session.joined(request) as turn:
+        await turn.wait_over()
+        if turn.error is not None:
+            raise turn.error
+        turn.delivered = True
+        return turn
+
+
+@attrs.define
+class Room:
+    engine: object
+    servers: FakeServers
+    door: AgentGateway
+
+
+@asynccontextmanager
+async def room(generate, *, servers=None, reward=None, count=1, settings=None, **changes):
+    """An engine over fake servers whose generate function may open sessions."""
+    servers = servers or FakeServers()
+    door = gateway(**changes)
+
+    async def one(trajectory):
+        return 1.0
+
+    async with open_rollout_engine(
+        IterableSource([Prompt(id=str(number), text="task") for number in range(count)]),
+        generate,
+        servers=servers,
+        reward=reward or one,
+        gateway=door,
+        settings=settings,
+        ports=Ports(),
+    ) as engine:
+        yield Room(engine, servers, door)
+    assert servers.running == 0
+    assert door.statistics().sessions == 0
+
+
+class Alone:
+    """A rollout that only samples, for sessions without an engine."""
+
+    index = 0
+
+    def __init__(self, servers=None):
+        self.servers = servers or FakeServers()
+
+    async def generate(self, input_ids, sampling=None, *, extra=None, on_tokens=None):
+        return await self.servers.generate(input_ids, sampling, on_tokens=on_tokens)
+
+
+@asynccontextmanager
+async def lone_session(servers=None, **settings):
+    """A session over fake servers; yields it, its servers and its gateway."""
+    door, rollout = gateway(**settings), Alone(servers)
+    async with door.open_session(rollout, prompt=Prompt(id="p", text="task"), sampling=SamplingParams()) as session:
+        yield session, rollout.servers, door

@@ -1,0 +1,218 @@
+"""The pool's connections under an ``httpx`` client: for control calls, and for libraries that want such a client.
+
+A stream of events is handed on as it comes. Every other answer is read whole before it is returned, so nobody can leave it
+half read in the pool. Answers and errors are of the library that the request is of: ``httpx``, or ``httpx2``, into which OpenAI's and Anthropic's clients have moved.
+"""
+
+import math
+import sys
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, Self, final
+
+import httpx  # noqa: ASYNC127  the client users have
+import trio
+
+from .connection import BadResponse, ConnectionBroken, NotConnected
+from .exchange import Exchange
+from .pool import Pool
+from .reader import Response
+
+EVENT_STREAM: Final = "text/event-stream"
+_HOP_BY_HOP = frozenset({b"transfer-encoding", b"accept-encoding", b"connection", b"content-length", b"host"})
+
+
+def library_of(request: httpx.Request) -> Any:
+    """The module that this request is of; its answer and its errors must be of the same."""
+    return sys.modules[type(request).__module__.partition(".")[0]]
+
+
+def limits_of(request: httpx.Request) -> Mapping[str, float | None]:
+    """The client's timeouts, by the names that httpx gives them."""
+    limits: Mapping[str, float | None] = request.extensions.get("timeout", {})
+    return limits
+
+
+def _encode(request: httpx.Request, host: str, prefix: str, body: bytes) -> bytes:
+    path = prefix.encode("ascii") + request.url.raw_path
+    lines = [b"%b %b HTTP/1.1" % (request.method.encode("ascii"), path), b"host: %b" % host.encode("ascii")]
+    lines += [b"%b: %b" % (name, value) for name, value in request.headers.raw if name.lower() not in _HOP_BY_HOP]
+    lines += [b"content-length: %d" % len(body), b"", body]
+    return b"\r\n".join(lines)
+
+
+def _nothing() -> None:
+    """For those who need not know when a connection is not used any more."""
+
+
+def _read_limit(request: httpx.Request) -> float:
+    limit = limits_of(request).get("read")
+    return math.inf if limit is None else limit
+
+
+def _too_late(request: httpx.Request) -> Exception:
+    error: Exception = library_of(request).ReadTimeout(
+        f"no answer from {request.url.host} within {_read_limit(request):g} s", request=request
+    )
+    return error
+
+
+@contextmanager
+def _as_its_library_says(request: httpx.Request) -> Generator[None]:
+    library = library_of(request)
+    try:
+        yield
+    except NotConnected as error:
+        raise library.ConnectError(str(error), request=request) from error
+    except ConnectionBroken as error:
+        raise library.ReadError(str(error), request=request) from error
+    except BadResponse as error:
+        raise library.RemoteProtocolError(str(error), request=request) from error
+
+
+async def carry(
+    request: httpx.Request,
+    pool: Pool,
+    *,
+    prefix: str = "",
+    ended: Callable[[], None] = _nothing,
+    may_send: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+) -> httpx.Response:
+    """Send one request over a pool's connections; ``prefix`` goes in front of its path.
+
+    Blocks until the whole answer is there, or the head of a stream of events, at most the client's read timeout; cancelled,
+    the connection is closed. A reused connection that ends before the first byte of the answer is replaced once. ``ended``
+    is called once, when the connection is not used any more. ``may_send`` is awaited with the connection in hand: whatever it
+    waits for holds when the request is sent.
+
+    Raises:
+      ConnectError, ReadError, RemoteProtocolError, ReadTimeout: of the request's library, as its own transport would.
+
+    """
+    answer: httpx.Response | None = None
+    try:
+        with _as_its_library_says(request):
+            data = _encode(request, pool.address.host_header, prefix, await request.aread())
+            with trio.move_on_after(_read_limit(request)):
+                answer = await _once(request, pool, data, ended, may_send, fresh=False) or await _once(
+                    request, pool, data, ended, may_send, fresh=True
+                )
+    finally:
+        if answer is None or answer.is_closed:  # its stream has not begun
+            ended()
+    if answer is None:
+        raise _too_late(request)
+    return answer
+
+
+async def _once(
+    request: httpx.Request,
+    pool: Pool,
+    data: bytes,
+    ended: Callable[[], None],
+    may_send: Callable[[], Awaitable[None]],
+    *,
+    fresh: bool,
+) -> httpx.Response | None:
+    """One try; None if a reused connection had been closed by the server meanwhile."""
+    exchange, events = await pool.take(fresh=fresh), deque[bytes]()
+    streams = False
+    try:
+        exchange.observe(EVENT_STREAM, events.append)
+        await may_send()
+        await exchange.send(data)
+        while exchange.response is None and exchange.observed is None:
+            await exchange.receive_some()
+        streams = exchange.observed is not None
+        return _streamed(request, exchange, events, ended) if streams else _whole(request, exchange.response)
+    except ConnectionBroken as error:
+        if exchange.reused and not error.answered:
+            return None
+        raise
+    finally:
+        if not streams:
+            exchange.end()
+
+
+def _whole(request: httpx.Request, response: Response | None) -> httpx.Response:
+    if response is None:
+        raise AssertionError("an answer that is not streamed is whole")
+    answer: httpx.Response = library_of(request).Response(
+        response.status, headers=response.headers, content=bytes(response.body), request=request
+    )
+    return answer
+
+
+def _streamed(
+    request: httpx.Request, exchange: Exchange, events: deque[bytes], ended: Callable[[], None]
+) -> httpx.Response:
+    if exchange.observed is None:
+        raise AssertionError("an answer that is streamed has a head")
+    library, (status, headers) = library_of(request), exchange.observed
+    kind = type("EventStream", (EventStream, library.AsyncByteStream), {})  # httpx looks for its own base class
+    answer: httpx.Response = library.Response(
+        status, headers=headers, stream=kind(request, exchange, events, ended), request=request
+    )
+    return answer
+
+
+class EventStream:
+    """The body of a stream of events, as it comes. Closed before its end, and when reading fails, it closes the connection."""
+
+    def __init__(
+        self, request: httpx.Request, exchange: Exchange, events: deque[bytes], ended: Callable[[], None]
+    ) -> None:
+        self._request = request
+        self._exchange = exchange
+        self._events = events
+        self._ended: Callable[[], None] | None = ended
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """The next piece; each has the client's read timeout."""
+        while not self._events:
+            if self._ended is None or self._exchange.response is not None:
+                self._close()
+                raise StopAsyncIteration
+            try:
+                with _as_its_library_says(self._request):
+                    await self._read()
+            except BaseException:
+                self._close()
+                raise
+        return self._events.popleft()
+
+    async def _read(self) -> None:
+        with trio.move_on_after(_read_limit(self._request)):
+            await self._exchange.receive_some()
+            return
+        raise _too_late(self._request)
+
+    def _close(self) -> None:
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            self._exchange.end()
+            ended()
+
+    async def aclose(self) -> None:
+        """Give the connection back if the stream was read to its end, else close it."""
+        self._close()
+
+
+@final
+class PoolTransport(httpx.AsyncBaseTransport):
+    """An ``httpx`` transport over one ``Pool``, which it owns: all its requests go there."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send one request and read its whole answer; see ``carry``."""
+        return await carry(request, self._pool)
+
+    async def aclose(self) -> None:
+        """Close the pool."""
+        self._pool.close()

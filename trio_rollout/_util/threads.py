@@ -1,0 +1,128 @@
+"""Blocking functions in threads: the port that a simulation replaces.
+
+A real thread ends when it likes, so a virtual clock runs away from it. Whoever calls blocking functions takes a ``RunSync``
+and is given ``run_in_thread`` unless told otherwise; ``run_inline`` is the one for a simulation.
+
+A synchronous scorer made async by threads, with an account of those that hang.
+
+A thread can't be stopped. When a call is cancelled, its thread is left to itself and counted as hung until it ends; too many
+of them are an error, because each holds memory, and the processor too if it spins.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar, TypeVarTuple, final
+
+import attrs
+import trio
+
+from .._core.checks import whole
+from ..errors import RewardError
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class RunSync(Protocol):
+    """Runs a blocking function away from the loop and returns what it returned."""
+
+    async def __call__(self, fn: Callable[[*Ts], T], /, *args: *Ts) -> T:
+        """Run ``fn(*args)``."""
+        ...
+
+
+async def run_in_thread(fn: Callable[[*Ts], T], /, *args: *Ts) -> T:
+    """Run a function that is bounded in time, such as a read of a local file, in a thread of Trio's pool.
+
+    Blocks until a thread is free and the function has returned. Cancelled before it has started, it never runs; later
+    its end is waited for and its result returned, so that nothing goes on behind the caller's back.
+    """
+    limiter = trio.to_thread.current_default_thread_limiter()
+    return await trio.to_thread.run_sync(fn, *args, abandon_on_cancel=False, limiter=limiter)
+
+
+async def run_inline(fn: Callable[[*Ts], T], /, *args: *Ts) -> T:
+    """Run the function on the loop itself: for a simulation, where nothing takes time. Cancelled, it has not run."""
+    await trio.lowlevel.checkpoint()
+    return fn(*args)
+
+
+R = TypeVar("R")
+
+
+def _unbounded() -> trio.CapacityLimiter:
+    """Counts the threads, hung ones too; the slots bound how many of them are waited for."""
+    return trio.CapacityLimiter(math.inf)
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class InThread(Generic[T, R]):
+    """Made by ``in_thread``: call it like the function, with ``await``."""
+
+    _fn: Callable[[T], R]
+    limit: int = attrs.field(kw_only=True, validator=whole(1))
+    max_hung: int = attrs.field(kw_only=True, validator=whole(0))
+    _slots: trio.CapacityLimiter = attrs.field(init=False)
+    _threads: trio.CapacityLimiter = attrs.field(factory=_unbounded, init=False)
+    _awaited: int = attrs.field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._slots = trio.CapacityLimiter(self.limit)
+
+    @property
+    def running(self) -> int:
+        """Calls in a thread, that somebody waits for."""
+        return self._awaited
+
+    @property
+    def hung(self) -> int:
+        """Threads whose call was cancelled and that have not ended yet."""
+        return self._threads.borrowed_tokens - self._awaited
+
+    def __repr__(self) -> str:
+        return f"<in_thread({scorer_name(self._fn)}): {self.running} of {self.limit} running, {self.hung} of {self.max_hung} hung>"
+
+    async def __call__(self, value: T, /) -> R:
+        """Run the function in a thread.
+
+        Blocks until one of ``limit`` slots is free and the function has returned. Cancelled, the slot is free at once;
+        **the thread itself goes on** until the function returns, and its result is thrown away.
+
+        Raises:
+          RewardError: more than ``max_hung`` threads hang.
+          Exception: what the function raised.
+
+        """
+        async with self._slots:
+            if self.hung > self.max_hung:
+                raise RewardError(
+                    f"{self!r}: {self.hung} threads hang, {self.max_hung} are allowed; a scorer that can hang belongs "
+                    "into in_process"
+                )
+            self._awaited += 1
+            try:
+                # The thread is counted in _threads before this first yields, and until it ends.
+                return await trio.to_thread.run_sync(
+                    self._fn, value, abandon_on_cancel=True, limiter=self._threads, thread_name=scorer_name(self._fn)
+                )
+            finally:
+                self._awaited -= 1
+
+
+def scorer_name(fn: object) -> str:
+    """What a scorer is called in messages."""
+    return getattr(fn, "__qualname__", None) or type(fn).__qualname__
+
+
+def in_thread(fn: Callable[[T], R], *, limit: int = 8, max_hung: int = 8) -> InThread[T, R]:
+    """A synchronous scorer as an async one: at most ``limit`` calls at once, each in a thread.
+
+    For scorers that wait (a database, an HTTP client) or release the GIL. One that computes, or may never return, belongs
+    into ``in_process``.
+
+    Raises:
+      SettingsError: ``limit`` or ``max_hung`` is out of its range.
+
+    """
+    return InThread(fn, limit=limit, max_hung=max_hung)

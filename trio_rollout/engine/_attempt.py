@@ -1,0 +1,192 @@
+"""One attempt at a group: deadline ⊃ rollouts ⊃ reward; then its single outcome.
+
+Leaving the attempt's scope without an outcome *is* the requeue, and the cause says why. The first terminal outcome wins,
+both ways: once claimed, no cancellation can undo it; once cancelled, a late result is thrown away.
+
+What hung when a group's deadline passed: its tasks as they stood at that very moment, in the log.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import TypeAlias
+
+import attrs
+import trio
+
+from .._core.enums import Cause
+from .._core.failures import failure_of, leaves_of
+from .._core.values import Failure, Group, GroupId, Prompt
+from ..errors import GenerateError, RequestRejected, ServerLost
+from ._gate import deadline_after
+
+UNWANTED = "trio.Cancelled was raised although nobody had cancelled anything: user code kept one and raised it again"
+
+
+@attrs.frozen
+class Finished:
+    """The group is complete and scored."""
+
+    group: Group
+
+
+@attrs.frozen
+class Dropped:
+    """The group is complete, but the user's filter does not want it."""
+
+    group: Group
+    reason: str
+
+
+@attrs.frozen
+class Unfinished:
+    """The attempt ended without a result. ``hopeless``: no other try can end differently. ``sample``: whose failure it was."""
+
+    cause: Cause
+    failure: Failure
+    hopeless: bool = False
+    sample: int | None = None
+
+    def failure_for(self, index: int) -> Failure:
+        """Why this sample was not finished: its own failure, or that of one that failed first."""
+        if self.sample is None or self.sample == index:
+            return self.failure
+        why = f"sample {self.sample} failed first ({self.failure})"
+        return attrs.evolve(self.failure, cause=Cause.SIBLING, type="", message=why, traceback="")
+
+
+Result: TypeAlias = Finished | Dropped
+Outcome: TypeAlias = Finished | Dropped | Unfinished
+
+
+@attrs.define(eq=False)
+class Attempt:
+    """Identity, scope and fate of one try at a group.
+
+    ``generating`` counts its rollouts that still sample; ``begun`` is the weight version its first request was sent under;
+    ``in_vain``: how often in a row a turn went on after an interruption and got no token.
+    """
+
+    id: GroupId
+    number: int
+    prompt: Prompt
+    generating: int
+    scope: trio.CancelScope
+    new_tokens: int = attrs.field(default=0, init=False)
+    in_vain: int = attrs.field(default=0, init=False)
+    begun: int | None = attrs.field(default=None, init=False)
+    _end: Unfinished | None = attrs.field(default=None, init=False)
+    _claimed: bool = attrs.field(default=False, init=False)
+
+    @property
+    def deadline(self) -> float:
+        """When it must be over, on ``trio.current_time()``'s clock."""
+        return self.scope.deadline
+
+    @property
+    def cause(self) -> Cause | None:
+        """Why it was cancelled; None while it was not."""
+        return None if self._end is None else self._end.cause
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether nothing has ended it but its own deadline."""
+        return self._end is None and not self._claimed and self._deadline_passed()
+
+    def cancel(
+        self,
+        cause: Cause,
+        why: str,
+        *,
+        failure: Failure | None = None,
+        hopeless: bool = False,
+        sample: int | None = None,
+    ) -> bool:
+        """End it without a result, unless it has ended already; whether this call did it."""
+        if self._claimed or self._end is not None:
+            return False
+        if self._deadline_passed():
+            self._end = self._out_of_time()
+        else:
+            self._end = Unfinished(cause, failure or self._failure(cause, why), hopeless, sample)
+        self.scope.cancel(reason=f"{self._end.cause.value}: {why}")
+        return self._end.cause is cause
+
+    def fail(self, error: Exception, sample: int | None = None) -> None:
+        """User code or a server raised this, in one sample or over all: end the attempt with the cause that it means.
+
+        A server's word counts as such out of nurseries of user code too, if nothing else is in their group.
+        """
+        leaves = leaves_of(error)
+        cause = Cause.SERVER_LOST if all(isinstance(leaf, ServerLost) for leaf in leaves) else Cause.ERROR
+        hopeless = all(isinstance(leaf, RequestRejected) for leaf in leaves)
+        shown = leaves[0] if hopeless or cause is Cause.SERVER_LOST else error
+        failure = failure_of(shown, cause, group=self.id, attempt=self.number)
+        self.cancel(cause, failure.message, failure=failure, hopeless=hopeless, sample=sample)
+
+    def claim(self, result: Result) -> Outcome:
+        """Make this the outcome, unless the attempt was cancelled before."""
+        if self._end is not None:
+            return self._end
+        self._claimed = True
+        return result
+
+    def unfinished(self) -> Unfinished:
+        """The outcome of an attempt whose scope was left without a claim."""
+        if self._end is not None:
+            return self._end
+        return (
+            self._out_of_time()
+            if self._deadline_passed()
+            else Unfinished(Cause.ERROR, self._failure(Cause.ERROR, UNWANTED))
+        )
+
+    async def give_up(self, cause: Cause, why: str, *, failure: Failure | None = None) -> GenerateError:
+        """Cancel the attempt from inside one of its own tasks.
+
+        Raises Cancelled at once. Only a caller that shields itself comes back from here, with an exception to raise.
+        """
+        self.cancel(cause, why, failure=failure)
+        await trio.lowlevel.checkpoint()
+        return GenerateError(f"group {self.id}: attempt {self.number} is over ({self.unfinished().failure})")
+
+    def _deadline_passed(self) -> bool:
+        return trio.current_time() >= self.scope.deadline
+
+    def _out_of_time(self) -> Unfinished:
+        return Unfinished(Cause.DEADLINE, self._failure(Cause.DEADLINE, "the group's deadline passed"))
+
+    def _failure(self, cause: Cause, why: str) -> Failure:
+        return Failure(cause=cause, type="", message=why, group=self.id, attempt=self.number)
+
+
+def is_unwanted() -> bool:
+    """Whether a Cancelled that was just caught here is no scope's: user code kept one and raised it again."""
+    return trio.current_effective_deadline() > trio.current_time()
+
+
+def new_attempt(prompt: Prompt, number: int, *, rollouts: int, seconds: float | None) -> Attempt:
+    """An attempt that may take so many seconds from now; None or less than zero: any time."""
+    return Attempt(prompt.group_id, number, prompt, rollouts, trio.CancelScope(deadline=deadline_after(seconds)))
+
+
+_LOGGER = logging.getLogger("trio_rollout")
+
+
+async def watch(attempt: Attempt, show: Callable[[trio.lowlevel.Task], str]) -> None:
+    """Wait to be cancelled; if that is because the attempt is out of time, log what ``show`` says of its tasks.
+
+    A cancellation is delivered before any task runs again: an abort function sees every await that was overdue.
+    """
+    nursery = trio.lowlevel.current_task().parent_nursery
+
+    def log_tasks(_: object) -> trio.lowlevel.Abort:
+        if nursery is not None and attempt.is_out_of_time:
+            _LOGGER.warning(
+                "group %s: the deadline of attempt %d has passed. Its tasks:\n%s",
+                attempt.id,
+                attempt.number,
+                show(nursery.parent_task),
+            )
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    await trio.lowlevel.wait_task_rescheduled(log_tasks)

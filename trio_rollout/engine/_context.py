@@ -1,0 +1,56 @@
+"""How an engine makes a group: the user's functions and what all rollouts share. Frozen, passed down, never looked up."""
+
+import copy
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+import trio
+
+from .._core.settings import EngineSettings
+from .._core.values import Prompt, copied
+from .._util.ports import Ports
+from ..abc import Gateway, Generate, GroupFilter, GroupReward, InferenceServers, Reward
+from ._gate import Gate
+
+if TYPE_CHECKING:
+    from ..tools import RolloutTools
+
+
+class NewTools(Protocol):
+    """Makes one rollout's tools, and starts nothing before they are used."""
+
+    def __call__(self, *, deadline: float, on_output: Callable[[], None]) -> "RolloutTools":
+        """Made when the rollout first asks for them; closed when its generate function is over."""
+        ...
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Recipe:
+    """The user's functions, the servers behind the gate, and the settings."""
+
+    generate: Generate
+    reward: Reward | None
+    group_reward: GroupReward | None
+    group_filter: GroupFilter | None
+    servers: InferenceServers
+    gate: Gate
+    settings: EngineSettings
+    ports: Ports
+    new_tools: NewTools
+    show_tasks: Callable[[trio.lowlevel.Task], str]
+    """How a task and all below it wait, as text."""
+    gateway: Gateway | None = None
+
+
+def untouched(prompt: Prompt) -> Prompt:
+    """A copy of the prompt whose metadata, label and extra nobody else holds: a retry starts clean by construction."""
+    return copied(
+        prompt,
+        Prompt,
+        {
+            "label": copy.deepcopy(prompt.label),
+            "metadata": copy.deepcopy(dict(prompt.metadata)) if prompt.metadata else {},
+            "extra": copy.deepcopy(dict(prompt.extra)) if prompt.extra else {},
+        },
+    )

@@ -1,0 +1,151 @@
+"""Evaluation beside production: slots of its own, counts of its own, never a missing prompt.
+
+Its attempts are children of the caller's task. A weight update restarts what it interrupts, so no trajectory mixes versions;
+a prompt that failed for good is a group of FAILED trajectories.
+"""
+
+from typing import NoReturn, final
+
+import attrs
+import trio
+
+from .._core.enums import Status, Stop
+from .._core.failures import Again, after_failure
+from .._core.values import Group, GroupId, Prompt, Trajectory
+from .._util.time import retry_wait_s, wait_s
+from ..abc import Generate, Source
+from ..errors import EngineClosed, ServerError, SourceError
+from ._attempt import Outcome, Unfinished, new_attempt
+from ._context import Recipe
+from ._group import run_attempt
+from ._running import LiveAttempts
+from ._slots import Slots
+from ._state import Fate
+
+_AT_ONCE = 64
+"""How many prompts are taken from the source in one call."""
+
+
+@final
+@attrs.define(eq=False, repr=False, kw_only=True)
+class Evaluation:
+    """One evaluation's groups, by the order of their prompts."""
+
+    recipe: Recipe
+    fate: Fate
+    live: LiveAttempts
+    slots: Slots
+    samples: int
+    _groups: dict[GroupId, Group | None] = attrs.field(factory=dict, init=False)
+
+    async def run(self, source: Source) -> tuple[Group, ...]:
+        """Evaluate every prompt of the source.
+
+        Raises:
+          EngineClosed: the engine's block was left meanwhile.
+          ServerError: it could go on only after a weight update.
+          Exception: the engine's own failure, as soon as it happens; whatever the source raises, as it is.
+        """
+        source_error: Exception | None = None
+        work = trio.CancelScope()
+        async with trio.open_nursery() as nursery:
+            with work:
+                nursery.start_soon(self._give_up_with_engine, work, name="evaluation: engine failure")
+                source_error = await self._run_all(source)
+            nursery.cancel_scope.cancel()
+        if source_error is not None:
+            raise source_error
+        if work.cancelled_caught:
+            self._say_why()
+        return tuple(group for group in self._groups.values() if group is not None)
+
+    async def _run_all(self, source: Source) -> Exception | None:
+        """Run every prompt; what the source raised ends all of them, and is returned."""
+        failure: Exception | None = None
+        async with trio.open_nursery() as prompts:
+            try:
+                while taken := await source.take(_AT_ONCE):
+                    for prompt in taken:
+                        self._enter(prompt)
+                        prompts.start_soon(self._one, prompt, name=f"evaluate {prompt.group_id}")
+            except Exception as error:  # noqa: BLE001  the boundary of the source: raised by the caller, bare
+                prompts.cancel_scope.cancel(reason="the source of the evaluation failed")
+                failure = error
+        return failure
+
+    def _enter(self, prompt: Prompt) -> None:
+        if prompt.group_id in self._groups:
+            raise SourceError(f"evaluate: the source gave prompt {prompt.id!r} of epoch {prompt.epoch} twice")
+        self._groups[prompt.group_id] = None
+
+    async def _give_up_with_engine(self, work: trio.CancelScope) -> None:
+        fate = self.fate
+        await fate.changed.wait_until(lambda: fate.error is not None or fate.obstacle is not None or fate.closing)
+        work.cancel(reason="the engine failed, cannot go on before a weight update, or is left")
+
+    def _say_why(self) -> NoReturn:
+        if self.fate.error is not None:
+            self.fate.tell(self.fate.error)
+        if self.fate.closing:
+            raise EngineClosed("evaluate: the engine's block was left")
+        raise ServerError(f"evaluate: {self.fate.obstacle}")
+
+    async def _one(self, prompt: Prompt) -> None:
+        number = attempts = free = 0
+        retry = self.recipe.settings.retry
+        while True:
+            number += 1
+            outcome, new_tokens = await self._attempt(prompt, number)
+            if not isinstance(outcome, Unfinished):
+                self._groups[prompt.group_id] = outcome.group
+                return
+            verdict = after_failure(
+                outcome.cause,
+                hopeless=outcome.hopeless,
+                attempts=attempts,
+                free=free,
+                new_tokens=new_tokens,
+                retry=retry,
+            )
+            if not isinstance(verdict, Again):
+                self._groups[prompt.group_id] = self._failed(prompt, number, outcome)
+                return
+            attempts, free = verdict.attempts, verdict.free
+            await wait_s(retry_wait_s(verdict.backoff, retry=retry, rng=self.recipe.ports.random))
+
+    async def _attempt(self, prompt: Prompt, number: int) -> tuple[Outcome, int]:
+        slots = self.slots
+        wanted = min(self.samples, slots.total)  # more samples than slots run at once too, when nothing else does
+        await slots.changed.wait_until(lambda: slots.free >= wanted)
+        with slots.claim(wanted) as lease:
+            await self.recipe.gate.wait()
+            attempt = new_attempt(prompt, number, rollouts=self.samples, seconds=self.recipe.settings.deadlines.group)
+            with self.live.holding(attempt):
+                return await run_attempt(attempt, self.recipe, lease), attempt.new_tokens
+
+    def _failed(self, prompt: Prompt, number: int, outcome: Unfinished) -> Group:
+        rows = [
+            Trajectory(
+                prompt=prompt,
+                index=index,
+                segments=(),
+                status=Status.FAILED,
+                stop=Stop.ABORT,
+                turns=0,
+                metadata=prompt.metadata,
+                error=outcome.failure_for(index),
+            )
+            for index in range(self.samples)
+        ]
+        return Group(id=prompt.group_id, attempt=number, prompt=prompt, trajectories=rows)
+
+
+def evaluation_recipe(recipe: Recipe, generate: Generate | None, samples: int) -> Recipe:
+    """The recipe of an evaluation: no filter, no continuing across versions, perhaps another generate function."""
+    settings = attrs.evolve(
+        recipe.settings,
+        samples_per_prompt=samples,
+        partial=False,
+        max_running=max(recipe.settings.max_running, samples),
+    )
+    return attrs.evolve(recipe, generate=generate or recipe.generate, group_filter=None, settings=settings)

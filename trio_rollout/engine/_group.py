@@ -1,0 +1,139 @@
+"""Running one attempt: n rollouts in one nursery, their rewards, the group's reward, the filter.
+
+The first failure ends the attempt and so cancels the siblings; nothing of an attempt outlives its scope.
+"""
+
+import math
+
+import attrs
+import trio
+
+from .._core.enums import Cause, Status
+from .._core.values import Group, Prompt, Trajectory, copied
+from ..abc import Drop
+from ..errors import GenerateError
+from ._attempt import UNWANTED, Attempt, Dropped, Finished, Outcome, Result, Unfinished, is_unwanted, watch
+from ._context import Recipe, untouched
+from ._gate import deadline_after, limit_of
+from ._rollout import RolloutHandle
+from ._scoring import group_scored, reward_of, verdict_on
+from ._slots import SlotLease
+
+
+async def run_attempt(attempt: Attempt, recipe: Recipe, slots: SlotLease) -> Outcome:
+    """Run the attempt to its single outcome.
+
+    Blocks until everything it started is over. Each rollout gives its slot back at its own end. Cancelled from outside,
+    all of it is wrapped up before Cancelled goes on, and there is no outcome.
+    """
+    outcome: Outcome | None = None
+    try:
+        with attempt.scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(watch, attempt, recipe.show_tasks, name=f"deadline of group {attempt.id}")
+                outcome = await _ended(attempt, recipe, slots)
+                nursery.cancel_scope.cancel()
+    except Exception as error:  # noqa: BLE001  the boundary of user code: what its nurseries raised while being cancelled
+        attempt.fail(error)
+    return attempt.unfinished() if outcome is None else outcome
+
+
+async def _ended(attempt: Attempt, recipe: Recipe, slots: SlotLease) -> Outcome | None:
+    """The outcome; None if it failed: caught here, the failure is the exception itself and no group of this nursery's."""
+    try:
+        return attempt.claim(await _group_of(attempt, recipe, slots))
+    except trio.Cancelled:
+        _require_wanted(attempt)
+        raise
+    except Exception as error:  # noqa: BLE001  the boundary of user code
+        attempt.fail(error)
+    return None
+
+
+def _require_wanted(attempt: Attempt, sample: int | None = None) -> None:
+    """Fail the attempt for a Cancelled that no scope around here has sent: the nursery above would swallow it."""
+    if is_unwanted():
+        attempt.fail(GenerateError(UNWANTED), sample)
+
+
+async def _group_of(attempt: Attempt, recipe: Recipe, slots: SlotLease) -> Result:
+    rows: dict[int, Trajectory] = {}
+    rollouts = attempt.generating
+    name = f"rollout {attempt.id} attempt {attempt.number} index"
+    async with trio.open_nursery() as nursery:
+        for index in range(rollouts):
+            nursery.start_soon(_one_rollout, attempt, recipe, slots, index, rows, name=f"{name} {index}")
+    if len(rows) < rollouts:  # a group of kept Cancelleds, which nobody could tell from a real one
+        raise GenerateError(UNWANTED)
+    group = Group(
+        id=attempt.id,
+        attempt=attempt.number,
+        prompt=attempt.prompt,
+        trajectories=[rows[index] for index in sorted(rows)],
+    )
+    group = await group_scored(group, recipe)
+    verdict = await verdict_on(group, recipe)
+    return Dropped(group, verdict.reason) if isinstance(verdict, Drop) else Finished(group)
+
+
+async def _one_rollout(
+    attempt: Attempt, recipe: Recipe, slots: SlotLease, index: int, rows: dict[int, Trajectory]
+) -> None:
+    seconds = recipe.settings.deadlines.rollout
+    deadline = deadline_after(seconds)
+    try:
+        if deadline == math.inf:  # a scope costs a fiftieth of a small rollout
+            rows[index] = await _scored_rollout(attempt, recipe, index, deadline)
+        else:
+            with trio.CancelScope(deadline=deadline) as scope:
+                rows[index] = await _scored_rollout(attempt, recipe, index, deadline)
+            if scope.cancelled_caught:
+                attempt.cancel(Cause.DEADLINE, f"rollout {index}: its deadline of {seconds} s passed", sample=index)
+    except trio.Cancelled:
+        _require_wanted(attempt, index)
+        raise
+    except Exception as error:  # noqa: BLE001  the boundary of user code: its failure becomes the attempt's
+        attempt.fail(error, index)
+    finally:
+        slots.release_one()
+
+
+async def _scored_rollout(attempt: Attempt, recipe: Recipe, index: int, deadline: float) -> Trajectory:
+    prompt = untouched(attempt.prompt)
+    rollout = RolloutHandle(attempt, recipe, prompt, index, min(deadline, attempt.deadline))
+    try:
+        if limit_of(recipe.settings.deadlines.no_progress) == math.inf:
+            made: object = await recipe.generate(prompt, rollout)
+        else:
+            made = await _watched(attempt, recipe, prompt, rollout)
+        trajectory = _accepted(made, attempt, index)
+    finally:
+        attempt.generating -= 1
+        rollout.is_over = True
+        if rollout.opened_tools is not None:
+            await rollout.opened_tools.aclose()  # noqa: ASYNC102  it shields and bounds itself
+    # The trainer gets the source's own prompt, whatever user code did to the copy it was given.
+    return copied(trajectory, Trajectory, {"prompt": attempt.prompt, "reward": await reward_of(trajectory, recipe)})
+
+
+async def _watched(attempt: Attempt, recipe: Recipe, prompt: Prompt, rollout: RolloutHandle) -> object:
+    limit = recipe.settings.deadlines.no_progress
+    with recipe.gate.clock(limit) as rollout.progress:
+        return await recipe.generate(prompt, rollout)
+    raise await attempt.give_up(Cause.NO_PROGRESS, f"rollout {rollout.index}: nothing new for {limit} s")
+
+
+def _accepted(trajectory: object, attempt: Attempt, index: int) -> Trajectory:
+    if not isinstance(trajectory, Trajectory):
+        why = f"a Trajectory wanted, got {type(trajectory).__name__}"
+    elif trajectory.status is Status.ABORTED or trajectory.status is Status.FAILED:
+        reason = f": {trajectory.error}" if trajectory.error else ""
+        why = f"returned a trajectory that is {trajectory.status.value}{reason}"
+    elif not any(segment.response_length for segment in trajectory.segments):
+        why = "returned a trajectory without one token"
+    else:
+        return trajectory if trajectory.index == index else attrs.evolve(trajectory, index=index)
+    raise GenerateError(f"generate function, group {attempt.id}, rollout {index}: {why}")
+
+
+__all__ = ["Unfinished", "run_attempt"]

@@ -1,0 +1,164 @@
+"""The rollout handle: a generate function's only door to the outside; and the stock generate function."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, final
+
+import attrs
+
+from .._core.enums import Status
+from .._core.sampling import SamplingParams
+from .._core.segments import no_room, segments_of, status_of
+from .._core.values import Prompt, Trajectory, Turn
+from ..abc import ModelInput, OnTokens, Rollout, Session
+from ..errors import ContextFull, GenerateError
+from ._attempt import Attempt
+from ._context import Recipe
+from ._gate import Clock, nothing_moved
+from ._turn import sample_turn
+
+if TYPE_CHECKING:
+    from ..tools import RolloutTools
+
+_NOTHING: Mapping[str, object] = MappingProxyType({})
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class RolloutHandle:
+    """One execution of one prompt, as its generate function sees it (``trio_rollout.abc.Rollout``)."""
+
+    _attempt: Attempt
+    _recipe: Recipe
+    _prompt: Prompt
+    index: int
+    deadline: float
+    progress: Clock | None = attrs.field(default=None, init=False)
+    """Wound up whenever something moves, if there is a limit to how long nothing may."""
+    opened_tools: "RolloutTools | None" = attrs.field(default=None, init=False)
+    """Its tools, once it has asked for them: most rollouts run no command, and pay for none."""
+    _turns: int = attrs.field(default=0, init=False)
+    is_over: bool = attrs.field(default=False, init=False)
+    """Its generate function has returned: whoever still has this handle can start nothing that nobody would end."""
+
+    @property
+    def attempt(self) -> int:
+        """Number of this try at the group, from 1."""
+        return self._attempt.number
+
+    @property
+    def weight_version(self) -> int:
+        """The engine's newest weight version."""
+        return self._recipe.gate.version
+
+    @property
+    def tools(self) -> "RolloutTools":
+        """What this rollout may run; everything that is started with it dies when the generate function is over."""
+        self._refuse_if_over("tools")
+        if self.opened_tools is None:
+            self.opened_tools = self._recipe.new_tools(
+                deadline=self.deadline, on_output=nothing_moved if self.progress is None else self.progress.wind
+            )
+        return self.opened_tools
+
+    @property
+    def input(self) -> ModelInput:
+        """The prompt as the servers take it."""
+        return self._recipe.servers.encode(self._prompt)
+
+    async def generate(
+        self,
+        input_ids: ModelInput,
+        sampling: SamplingParams | None = None,
+        *,
+        extra: Mapping[str, object] = _NOTHING,
+        on_tokens: OnTokens | None = None,
+    ) -> Turn:
+        """Sample one turn; see ``trio_rollout.abc.Rollout.generate``.
+
+        Blocks for the gate, then until the answer is there, at most ``Deadlines.turn``. Cancelled, the request is aborted
+        on its server before Cancelled goes on.
+
+        Where earlier turns have filled the context, nothing is sent: the turn has no tokens and its stop is LENGTH.
+
+        Raises:
+          RequestRejected: no server will take this request; ContextFull if the prompt alone fills the context.
+          ServerError: the server answered with an error or with no answer. Both can be caught; uncaught they end the
+            attempt. An interrupted turn raises nothing: the attempt is cancelled.
+        """
+        self._refuse_if_over("generate")
+        try:
+            turn = await sample_turn(
+                self._attempt,
+                self._recipe,
+                input_ids,
+                self._sampling(sampling),
+                affinity=f"{self._attempt.id}#{self.attempt}.{self.index}",
+                extra={**self._prompt.extra, **extra} if extra else self._prompt.extra,
+                progress=self.progress,
+                on_tokens=on_tokens,
+            )
+        except ContextFull:
+            if not self._turns:
+                raise  # the prompt itself: bad input
+            return no_room(input_ids, self.weight_version)  # the policy's own doing, and worth training on
+        self._turns += 1
+        return turn
+
+    def session(self, *, sampling: SamplingParams | None = None) -> AbstractAsyncContextManager[Session]:
+        """Open a session for an agent that speaks OpenAI or Anthropic over HTTP; see ``trio_rollout.gateway``.
+
+        Raises:
+          GenerateError: the engine was opened without a gateway.
+        """
+        self._refuse_if_over("session")
+        if self._recipe.gateway is None:
+            raise GenerateError("rollout.session() needs a gateway: open_rollout_engine(..., gateway=...)")
+        return self._recipe.gateway.open_session(self, prompt=self._prompt, sampling=self._sampling(sampling))
+
+    def _refuse_if_over(self, what: str) -> None:
+        if self.is_over:
+            raise GenerateError(
+                f"rollout.{what}: group {self._attempt.id}, attempt {self.attempt}, rollout {self.index} is over, its generate "
+                "function has returned"
+            )
+
+    def _sampling(self, asked: SamplingParams | None) -> SamplingParams:
+        return asked or self._prompt.sampling or _default_sampling(self._recipe.generate)
+
+    def finish(self, turns: Sequence[Turn], *, status: Status | None = None) -> Trajectory:
+        """The trajectory of these turns.
+
+        Raises:
+          GenerateError: there are no turns.
+        """
+        if not turns:
+            raise GenerateError(f"group {self._attempt.id}, rollout {self.index}: finish() needs at least one turn")
+        return Trajectory(
+            prompt=self._prompt,
+            index=self.index,
+            segments=segments_of([turn for turn in turns if len(turn.output_ids)] or turns),
+            status=status or status_of(turns[-1].stop),
+            stop=turns[-1].stop,
+            turns=len(turns),
+            metadata=self._prompt.metadata,
+        )
+
+
+def _default_sampling(generate: object) -> SamplingParams:
+    sampling = getattr(generate, "sampling", None)
+    return sampling if isinstance(sampling, SamplingParams) else SamplingParams()
+
+
+@final
+@attrs.frozen
+class SingleTurn:
+    """The stock generate function: one turn per rollout, sampled as ``sampling`` says."""
+
+    sampling: SamplingParams = attrs.field(factory=SamplingParams)
+
+    async def __call__(self, prompt: Prompt, rollout: Rollout, /) -> Trajectory:
+        """Sample one answer to the prompt."""
+        del prompt  # the rollout knows it, encoded as the servers take it
+        return rollout.finish([await rollout.generate(rollout.input)])

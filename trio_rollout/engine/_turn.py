@@ -1,0 +1,150 @@
+"""One turn of a rollout: the gate, one request in a scope of its own, and what an interruption means.
+
+Without ``partial`` an interrupted turn ends the attempt. With it the turn goes on inside the same attempt from the tokens
+it has: wait for the gate, resubmit prompt and tokens with what is left of ``max_new_tokens``, merge the parts.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import attrs
+
+from .._core.enums import Cause, Stop
+from .._core.failures import failure_of
+from .._core.sampling import SamplingParams
+from .._core.segments import context_after, is_used_up, merge, remaining
+from .._core.values import Failure, Turn
+from .._util.time import retry_wait_s, wait_s
+from ..abc import ModelInput, OnTokens
+from ..errors import ContextFull, ServerLost
+from ._attempt import Attempt
+from ._context import Recipe
+from ._gate import Clock, nothing_moved
+
+
+@attrs.frozen
+class _Interrupted:
+    """A call that ended without a complete answer, through no fault of the turn's own."""
+
+    cause: Cause
+    why: str
+    tokens: Turn | None = None
+    failure: Failure | None = None
+
+
+_Call: TypeAlias = Turn | _Interrupted
+
+
+async def sample_turn(
+    attempt: Attempt,
+    recipe: Recipe,
+    prompt: ModelInput,
+    sampling: SamplingParams,
+    *,
+    affinity: str,
+    extra: Mapping[str, object],
+    progress: Clock | None,
+    on_tokens: OnTokens | None = None,
+) -> Turn:
+    """Sample one turn. Blocks for the gate and for a server, then for the answer, at most ``Deadlines.turn`` a call.
+
+    ``progress``: the clock that is to be wound up with each new token.
+
+    Cancelled, the request is aborted on its server before Cancelled goes on. An interruption that ends the attempt raises
+    Cancelled too, because the attempt's scope is cancelled.
+    """
+    parts: list[Turn] = []
+    in_vain = 0
+    while True:
+        asked = remaining(sampling, parts) if parts else sampling
+        context = context_after(parts) if parts else prompt
+        told = _behind(parts, on_tokens)
+        try:
+            call = await _call_once(attempt, recipe, context, asked, affinity, extra, progress, told)
+        except ContextFull as error:
+            return _filled(parts, error)
+        if progress is not None:
+            progress.wind()
+        if isinstance(call, Turn):
+            return merge([*parts, call])
+        if call.tokens is not None and len(call.tokens.output_ids):
+            parts.append(call.tokens)
+            in_vain = 0
+            if is_used_up(sampling, parts):
+                return merge(parts, stop=Stop.LENGTH)
+        else:
+            in_vain += 1
+        await _before_going_on(attempt, recipe, call, in_vain)
+
+
+async def _before_going_on(attempt: Attempt, recipe: Recipe, call: _Interrupted, in_vain: int) -> None:
+    """Wait as retries do, where a turn may go on and got no token; else end the attempt."""
+    retry = recipe.settings.retry
+    if not recipe.settings.partial or in_vain > retry.max_free:
+        raise await attempt.give_up(call.cause, call.why, failure=call.failure)
+    attempt.in_vain = max(attempt.in_vain, in_vain)
+    if in_vain and call.cause is not Cause.WEIGHT_UPDATE:
+        await wait_s(retry_wait_s(in_vain, retry=retry, rng=recipe.ports.random))
+
+
+def _filled(parts: Sequence[Turn], error: ContextFull) -> Turn:
+    """A turn that was interrupted with not one token left to sample is over; a prompt that leaves no room is refused."""
+    if not parts:
+        raise error
+    return merge(parts, stop=Stop.LENGTH)
+
+
+def _behind(parts: Sequence[Turn], on_tokens: OnTokens | None) -> OnTokens | None:
+    """Told of a part's ids, it tells of all ids of the turn."""
+    if on_tokens is None or not parts:
+        return on_tokens
+    before = [int(token) for part in parts for token in part.output_ids]
+    return lambda ids: on_tokens([*before, *ids])
+
+
+async def _call_once(
+    attempt: Attempt,
+    recipe: Recipe,
+    prompt: ModelInput,
+    sampling: SamplingParams,
+    affinity: str,
+    extra: Mapping[str, object],
+    progress: Clock | None,
+    on_tokens: OnTokens | None,
+) -> _Call:
+    gate, seconds = recipe.gate, recipe.settings.deadlines.turn
+    moved = progress.wind if progress is not None else nothing_moved if recipe.settings.partial else None
+    answer: Turn | None = None
+    if not gate.is_open:
+        await gate.wait()
+    if attempt.begun is None:
+        attempt.begun = gate.version
+    with gate.turn(seconds, beside=progress) as passage:
+        try:
+            answer = await recipe.servers.generate(
+                prompt,
+                sampling,
+                affinity=affinity,
+                extra=extra,
+                moved=moved,
+                on_tokens=on_tokens,
+                waiting=passage.stopped,
+            )
+        except ServerLost as error:
+            return _lost(error, attempt)
+    if answer is None:
+        if passage.interrupted:
+            return _Interrupted(Cause.WEIGHT_UPDATE, "a weight update closed the call")
+        raise await attempt.give_up(Cause.DEADLINE, f"the turn's deadline of {seconds} s passed")
+    attempt.new_tokens += len(answer.output_ids)
+    if answer.stop is not Stop.ABORT:
+        return answer
+    ours = not gate.is_open or gate.epoch != passage.epoch
+    cause = Cause.WEIGHT_UPDATE if ours else Cause.SERVER_ABORT
+    return _Interrupted(cause, f"request {answer.rid} was aborted on its server", tokens=answer)
+
+
+def _lost(error: ServerLost, attempt: Attempt) -> _Interrupted:
+    failure = failure_of(error, Cause.SERVER_LOST, group=attempt.id, attempt=attempt.number)
+    attempt.new_tokens += len(error.tokens.output_ids) if error.tokens else 0
+    return _Interrupted(Cause.SERVER_LOST, str(error), tokens=error.tokens, failure=failure)

@@ -1,0 +1,250 @@
+"""Anthropic's Messages API."""
+
+from collections.abc import Iterator
+from typing import Any, Final, final
+
+import attrs
+import msgspec
+
+from ._conversation import arguments_of
+from ._openai_chat import limit_of
+from ._protocol import (
+    Refusal,
+    at_least_one_message,
+    decoded,
+    event,
+    function_tool,
+    joined,
+    json_schema_of,
+    key_of,
+    refuse_unless_text,
+    stops_of,
+)
+from ._values import Answer, ChatRequest, Finish, Message, ToolUse
+
+_BLOCKS: Final = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
+_STOP: Final = {Finish.STOP: "end_turn", Finish.LENGTH: "max_tokens", Finish.TOOL_CALLS: "tool_use"}
+_ERROR_TYPES: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class _Block(msgspec.Struct):
+    type: str
+    text: str = ""
+    thinking: str = ""
+    id: str = ""
+    name: str = ""
+    input: Any = None
+    tool_use_id: str = ""
+    content: "str | list[_Block] | None" = None
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[_Block]
+
+
+class _Tool(msgspec.Struct):
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class _Choice(msgspec.Struct):
+    type: str = "auto"
+
+
+class _OutputConfig(msgspec.Struct):
+    format: dict[str, Any] | None = None
+
+
+class _Body(msgspec.Struct):
+    messages: list[_Message]
+    max_tokens: int | None = None
+    model: str = ""
+    system: str | list[_Block] | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: _Choice | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool | None = None
+    output_config: _OutputConfig | None = None
+
+
+@final
+@attrs.frozen
+class Messages:
+    """``POST /v1/messages``, and what ``count_tokens`` needs of it."""
+
+    def request(self, body: bytes) -> ChatRequest:
+        """See ``AgentProtocol.request``."""
+        asked: _Body = decoded(body, _Body)
+        at_least_one_message(asked.messages)
+        messages: list[Message] = []
+        if asked.system:
+            messages.append({"role": "system", "content": _text(asked.system, "system")})
+        for place, message in enumerate(asked.messages):
+            messages.extend(_messages(message, f"messages[{place}]"))
+        tools = [] if asked.tool_choice and asked.tool_choice.type == "none" else asked.tools or []
+        return ChatRequest(
+            messages=tuple(messages),
+            # Tools without a schema are the API's own (web search, …): nobody here could run them.
+            tools=tuple(
+                function_tool(tool.name, tool.description or "", tool.input_schema)
+                for tool in tools
+                if tool.input_schema is not None
+            ),
+            max_tokens=limit_of(asked.max_tokens),
+            stop=stops_of(asked.stop_sequences, "stop_sequences"),
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            stream=bool(asked.stream),
+            model=asked.model,
+            key=key_of("messages", body),
+            extra=json_schema_of(asked.output_config.format if asked.output_config else None, "output_config.format"),
+        )
+
+    def answer(self, answer: Answer, request: ChatRequest) -> dict[str, Any]:
+        """See ``AgentProtocol.answer``."""
+        blocks: list[dict[str, Any]] = []
+        if answer.reasoning:
+            blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+        if answer.text or not answer.calls:
+            blocks.append({"type": "text", "text": answer.text})
+        blocks += [
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments_of(call.arguments)}
+            for call in answer.calls
+        ]
+        return {**_head(answer.id, request), "content": blocks, **_end(answer), "usage": _usage(answer)}
+
+    def stream(self, turn: str, request: ChatRequest) -> "_Stream":
+        """See ``AgentProtocol.stream``."""
+        return _Stream(turn, request)
+
+    def error(self, refusal: Refusal) -> dict[str, Any]:
+        """See ``AgentProtocol.error``."""
+        kind = _ERROR_TYPES.get(refusal.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": refusal.message}}
+
+
+@final
+@attrs.define
+class _Stream:
+    turn: str
+    request: ChatRequest
+    _open: str = attrs.field(default="", init=False)
+    _spoke: bool = attrs.field(default=False, init=False)
+    _index: int = attrs.field(default=0, init=False)
+
+    def begin(self) -> bytes:
+        usage = {"input_tokens": 0, "output_tokens": 0}
+        end = {"stop_reason": None, "stop_sequence": None}
+        message = {**_head(self.turn, self.request), "content": [], **end, "usage": usage}
+        return _named({"type": "message_start", "message": message})
+
+    def thoughts(self, delta: str) -> bytes:
+        if self._spoke:
+            return b""  # thoughts that come after text have no place in front of it any more
+        opened = self._opened({"type": "thinking", "thinking": "", "signature": ""})
+        return opened + self._delta({"type": "thinking_delta", "thinking": delta})
+
+    def text(self, delta: str) -> bytes:
+        self._spoke = True
+        return self._opened({"type": "text", "text": ""}) + self._delta({"type": "text_delta", "text": delta})
+
+    def end(self, answer: Answer, rest: str, thoughts: str) -> bytes:
+        parts = [self.thoughts(thoughts)] if thoughts else []
+        if rest or not (self._spoke or answer.calls):
+            parts.append(self.text(rest))
+        parts.append(self._closed())
+        for call in answer.calls:
+            parts += self._call(call)
+        end = _named({"type": "message_delta", "delta": _end(answer), "usage": _usage(answer)})
+        return b"".join([*parts, end, _named({"type": "message_stop"})])
+
+    def _call(self, call: ToolUse) -> list[bytes]:
+        start = self._start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+        return [start, self._delta({"type": "input_json_delta", "partial_json": call.arguments}), self._stop()]
+
+    def fail(self, refusal: Refusal) -> bytes:
+        return _named(Messages().error(refusal))
+
+    def _opened(self, block: dict[str, Any]) -> bytes:
+        """The block is open: the one before it is closed, if it is another."""
+        if self._open == block["type"]:
+            return b""
+        closed = self._closed()
+        self._open = block["type"]
+        return closed + self._start(block)
+
+    def _closed(self) -> bytes:
+        return self._stop() if self._open else b""
+
+    def _start(self, block: dict[str, Any]) -> bytes:
+        return _named({"type": "content_block_start", "index": self._index, "content_block": block})
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _named({"type": "content_block_delta", "index": self._index, "delta": delta})
+
+    def _stop(self) -> bytes:
+        self._open = ""
+        self._index += 1
+        return _named({"type": "content_block_stop", "index": self._index - 1})
+
+
+def _named(data: dict[str, Any]) -> bytes:
+    return event(data, data["type"])
+
+
+def _head(turn: str, request: ChatRequest) -> dict[str, Any]:
+    return {"id": f"msg_{turn}", "type": "message", "role": "assistant", "model": request.model}
+
+
+def _end(answer: Answer) -> dict[str, Any]:
+    reason = "stop_sequence" if answer.stop_sequence is not None else _STOP[answer.finish]
+    return {"stop_reason": reason, "stop_sequence": answer.stop_sequence}
+
+
+def _usage(answer: Answer) -> dict[str, Any]:
+    return {
+        "input_tokens": answer.prompt_tokens - answer.cached_tokens,
+        "output_tokens": answer.output_tokens,
+        "cache_read_input_tokens": answer.cached_tokens,
+        "cache_creation_input_tokens": 0,
+    }
+
+
+def _text(content: str | list[_Block] | None, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    for block in content:
+        refuse_unless_text(block.type, ("text",), where)
+    return joined(block.text for block in content)
+
+
+def _messages(message: _Message, where: str) -> Iterator[Message]:
+    """One message with blocks becomes several: results of tools are messages of their own for chat templates."""
+    if isinstance(message.content, str):
+        yield {"role": message.role, "content": message.content}
+        return
+    for block in message.content:
+        refuse_unless_text(block.type, _BLOCKS, where)
+        if block.type == "tool_result":
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content, where)}
+    rest: dict[str, Any] = {"role": message.role, "content": joined(block.text for block in message.content)}
+    if thoughts := joined(block.thinking for block in message.content):
+        rest["reasoning_content"] = thoughts
+    if calls := [block for block in message.content if block.type == "tool_use"]:
+        rest["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.input or {}}}
+            for call in calls
+        ]
+    if rest["content"] or calls or message.role == "assistant":
+        yield rest

@@ -1,0 +1,335 @@
+"""What stands in the input of OpenAI's Responses API, as messages that chat templates take.
+
+OpenAI's Responses API.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final, final
+
+import attrs
+import msgspec
+
+from ._conversation import arguments_of
+from ._openai_chat import ChatCompletions, limit_of
+from ._protocol import (
+    Refusal,
+    at_least_one_message,
+    decoded,
+    event,
+    function_tool,
+    joined,
+    json_schema_of,
+    key_of,
+    refuse_unless_text,
+)
+from ._values import Answer, ChatRequest, Finish, Message
+
+_TEXT: Final = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
+
+
+class _Part(msgspec.Struct):
+    type: str
+    text: str = ""
+    refusal: str = ""
+
+
+class Item(msgspec.Struct):
+    """An input item of any kind; which fields count depends on its type."""
+
+    type: str = "message"
+    role: str = "user"
+    content: str | list[_Part] | None = None
+    summary: list[_Part] | None = None
+    call_id: str = ""
+    name: str = ""
+    arguments: str = "{}"
+    output: str | list[_Part] | None = None
+
+
+def messages_of(items: list[Item]) -> Iterator[Message]:
+    """Items that belong to one answer (thoughts, text, calls) become one message again."""
+    answer: dict[str, Any] | None = None
+    for place, item in enumerate(items):
+        if item.type in {"reasoning", "function_call"} or (item.type == "message" and item.role == "assistant"):
+            answer = answer or {"role": "assistant", "content": ""}
+            _add_to(answer, item, f"input[{place}]")
+            continue
+        if answer is not None:
+            yield answer
+            answer = None
+        yield _other(item, f"input[{place}]")
+    if answer is not None:
+        yield answer
+
+
+def _add_to(answer: dict[str, Any], item: Item, where: str) -> None:
+    if item.type == "reasoning":
+        if thoughts := joined([_text(item.summary, where), _text(item.content, where)]):
+            answer["reasoning_content"] = thoughts
+    elif item.type == "function_call":
+        function = {"name": item.name, "arguments": arguments_of(item.arguments)}
+        answer.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+    else:
+        answer["content"] = joined([answer["content"], _text(item.content, where)])
+
+
+def _other(item: Item, where: str) -> Message:
+    if item.type == "function_call_output":
+        return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output, where)}
+    if item.type != "message":
+        raise Refusal(400, f"{where}: items of type {item.type!r} are not supported")
+    return {"role": "system" if item.role == "developer" else item.role, "content": _text(item.content, where)}
+
+
+def _text(content: str | list[_Part] | None, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    for part in content:
+        refuse_unless_text(part.type, _TEXT, where)
+    return joined(part.text or part.refusal for part in content)
+
+
+_RESPONSE: Final = "resp_"
+
+
+class _Tool(msgspec.Struct):
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class _Text(msgspec.Struct):
+    format: dict[str, Any] | None = None
+
+
+class _Body(msgspec.Struct):
+    input: str | list[Item]
+    model: str = ""
+    instructions: str | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    background: bool | None = None
+    text: _Text | None = None
+    top_logprobs: int | None = None
+    store: bool | None = None
+
+
+@final
+@attrs.frozen
+class Responses:
+    """``POST /v1/responses``. A request brings its whole conversation, or names the response that it continues."""
+
+    def request(self, body: bytes) -> ChatRequest:
+        """See ``AgentProtocol.request``."""
+        asked: _Body = decoded(body, _Body)
+        if asked.conversation is not None or asked.background:
+            raise Refusal(400, "conversation and background are not supported: name a previous_response_id, and wait")
+        if asked.top_logprobs:
+            raise Refusal(400, "top_logprobs: they go to the trainer, not to the agent")
+        items = [Item(content=asked.input)] if isinstance(asked.input, str) else asked.input
+        at_least_one_message(items)
+        first: list[Message] = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
+        # Tools of other types are the API's own (web search, …): nobody here could run them.
+        tools = [] if asked.tool_choice == "none" else [tool for tool in asked.tools or () if tool.type == "function"]
+        return ChatRequest(
+            messages=(*first, *messages_of(items)),
+            tools=tuple(function_tool(tool.name or "", tool.description or "", tool.parameters) for tool in tools),
+            max_tokens=limit_of(asked.max_output_tokens),
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            stream=bool(asked.stream),
+            model=asked.model,
+            key=key_of("responses", body),
+            previous=(asked.previous_response_id or "").removeprefix(_RESPONSE),
+            instructions=len(first),
+            nameable=asked.store is not False,
+            extra=json_schema_of(asked.text.format if asked.text else None, "text.format"),
+        )
+
+    def answer(self, answer: Answer, request: ChatRequest) -> dict[str, Any]:
+        """See ``AgentProtocol.answer``."""
+        return _response(answer.id, request, answer)
+
+    def stream(self, turn: str, request: ChatRequest) -> "_Stream":
+        """See ``AgentProtocol.stream``."""
+        return _Stream(turn, request)
+
+    def error(self, refusal: Refusal) -> dict[str, Any]:
+        """See ``AgentProtocol.error``."""
+        return ChatCompletions().error(refusal)
+
+
+@final
+@attrs.define
+class _Stream:
+    turn: str
+    request: ChatRequest
+    _shown: str = attrs.field(default="", init=False)
+    _thought: str = attrs.field(default="", init=False)
+    _thinking: bool = attrs.field(default=False, init=False)
+    _open: bool = attrs.field(default=False, init=False)
+    _index: int = attrs.field(default=0, init=False)
+    _sequence: int = attrs.field(default=0, init=False)
+
+    def begin(self) -> bytes:
+        response = _response(self.turn, self.request, None)
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def thoughts(self, delta: str) -> bytes:
+        if self._open:
+            return b""  # thoughts that come after text have no place in front of it any more
+        opened = b"" if self._thinking else self._open_thoughts()
+        self._thought += delta
+        return opened + self._event("response.reasoning_text.delta", **self._part("rs_"), delta=delta)
+
+    def text(self, delta: str) -> bytes:
+        opened = b"" if self._open else self._close_thoughts() + self._open_message()
+        self._shown += delta
+        return opened + self._event("response.output_text.delta", **self._part(), delta=delta, logprobs=[])
+
+    def end(self, answer: Answer, rest: str, thoughts: str) -> bytes:
+        parts: list[bytes] = [self.thoughts(thoughts)] if thoughts else []
+        items = _output(answer)
+        if rest or self._open or not answer.calls:
+            last = self.text(rest) if rest or not self._open else b""
+            parts += [last, self._close_message(answer)]
+        parts.append(self._close_thoughts())
+        parts += [self._call(item) for item in items if item["type"] == "function_call"]
+        kind = "response.incomplete" if answer.finish is Finish.LENGTH else "response.completed"
+        parts.append(self._event(kind, response=_response(self.turn, self.request, answer)))
+        return b"".join(parts)
+
+    def fail(self, refusal: Refusal) -> bytes:
+        kind = "rate_limit_exceeded" if refusal.status == 429 else "server_error"  # noqa: PLR2004
+        failed = _response(self.turn, self.request, None) | {
+            "status": "failed",
+            "error": {"code": kind, "message": refusal.message},
+        }
+        return self._event("response.failed", response=failed)
+
+    def _open_thoughts(self) -> bytes:
+        self._thinking = True
+        item = {**_thoughts_item(self.turn, ""), "content": []}
+        return self._event("response.output_item.added", output_index=self._index, item=item) + self._event(
+            "response.content_part.added", **self._part("rs_"), part={"type": "reasoning_text", "text": ""}
+        )
+
+    def _close_thoughts(self) -> bytes:
+        if not self._thinking:
+            return b""
+        self._thinking = False
+        part = {"type": "reasoning_text", "text": self._thought}
+        done = self._event("response.reasoning_text.done", **self._part("rs_"), text=self._thought)
+        done += self._event("response.content_part.done", **self._part("rs_"), part=part)
+        return done + self._item_done(_thoughts_item(self.turn, self._thought))
+
+    def _open_message(self) -> bytes:
+        self._open = True
+        item = {**_message_item(self.turn, ""), "status": "in_progress", "content": []}
+        return self._event("response.output_item.added", output_index=self._index, item=item) + self._event(
+            "response.content_part.added", **self._part(), part=_text_part("")
+        )
+
+    def _close_message(self, answer: Answer) -> bytes:
+        done = self._event("response.output_text.done", **self._part(), text=self._shown, logprobs=[])
+        done += self._event("response.content_part.done", **self._part(), part=_text_part(self._shown))
+        return done + self._item_done(_message_item(answer.id, self._shown))
+
+    def _call(self, item: dict[str, Any]) -> bytes:
+        where = {"item_id": item["id"], "output_index": self._index}
+        started = {**item, "status": "in_progress", "arguments": ""}
+        return b"".join([
+            self._event("response.output_item.added", output_index=self._index, item=started),
+            self._event("response.function_call_arguments.delta", **where, delta=item["arguments"]),
+            self._event(
+                "response.function_call_arguments.done", **where, name=item["name"], arguments=item["arguments"]
+            ),
+            self._item_done(item),
+        ])
+
+    def _item_done(self, item: dict[str, Any]) -> bytes:
+        self._index += 1
+        return self._event("response.output_item.done", output_index=self._index - 1, item=item)
+
+    def _part(self, kind: str = "msg_") -> dict[str, Any]:
+        return {"item_id": f"{kind}{self.turn}", "output_index": self._index, "content_index": 0}
+
+    def _event(self, kind: str, /, **fields: Any) -> bytes:
+        self._sequence += 1
+        return event({"type": kind, "sequence_number": self._sequence - 1, **fields}, kind)
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _thoughts_item(turn: str, text: str) -> dict[str, Any]:
+    content = [{"type": "reasoning_text", "text": text}]
+    return {"id": f"rs_{turn}", "type": "reasoning", "summary": [], "content": content}
+
+
+def _message_item(turn: str, text: str) -> dict[str, Any]:
+    content = [_text_part(text)]
+    return {"id": f"msg_{turn}", "type": "message", "role": "assistant", "status": "completed", "content": content}
+
+
+def _output(answer: Answer) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    if answer.reasoning:
+        items.append(_thoughts_item(answer.id, answer.reasoning))
+    if answer.text or not answer.calls:
+        items.append(_message_item(answer.id, answer.text))
+    items += [
+        {
+            "id": f"fc_{call.id}",
+            "type": "function_call",
+            "status": "completed",
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": call.arguments,
+        }
+        for call in answer.calls
+    ]
+    return items
+
+
+def _response(turn: str, request: ChatRequest, answer: Answer | None) -> dict[str, Any]:
+    cut = answer is not None and answer.finish is Finish.LENGTH
+    return {
+        "id": _RESPONSE + turn,
+        "object": "response",
+        "created_at": 0,
+        "status": "in_progress" if answer is None else "incomplete" if cut else "completed",
+        "error": None,
+        "previous_response_id": _RESPONSE + request.previous if request.previous else None,
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "instructions": None,
+        "metadata": {},
+        "model": request.model,
+        "output": [] if answer is None else _output(answer),
+        "parallel_tool_calls": True,
+        "temperature": request.temperature,
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": request.top_p,
+        "usage": None if answer is None else _usage(answer),
+    }
+
+
+def _usage(answer: Answer) -> dict[str, Any]:
+    return {
+        "input_tokens": answer.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": answer.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": answer.prompt_tokens + answer.output_tokens,
+    }

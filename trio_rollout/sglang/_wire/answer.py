@@ -1,0 +1,277 @@
+"""A /generate answer as a Turn: every check that keeps a damaged one from becoming one.
+
+Arrays that an answer brings besides ids and log-probs, when its request asked for them, as numpy.
+"""
+
+import binascii
+import re
+import sys
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any, Final, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._core.arrays import ID_MAX, FloatArray, IdArray
+from ..._core.enums import Stop
+from ..._core.values import Turn, VersionSpan
+from ...errors import ServerError
+from .decoding import LOG_PROBS, Draft, Whole, decode_whole
+from .errors import MALFORMED, error_of
+from .request import GenerateRequest
+
+_LARGEST: Final = sys.float_info.max
+_FINISH: Final = "finish_reason"
+_ABORTED: Final = re.compile(rb'"finish_reason"\s*:\s*\{\s*"type"\s*:\s*"abort"')
+_STOPS: Final = {stop.value: stop for stop in Stop}
+
+
+class Asked(Protocol):
+    """What was asked, and how to read the answer."""
+
+    @property
+    def attempted(self) -> str:
+        """Begins the message of every error."""
+        ...
+
+    @property
+    def rid(self) -> str:
+        """The request's id."""
+        ...
+
+    @property
+    def request(self) -> GenerateRequest:
+        """The request."""
+        ...
+
+    def version_of(self, name: object, /) -> int:
+        """What a version's name in the answer stands for."""
+        ...
+
+
+def damaged(asked: Asked, error: Exception, body: bytes | memoryview) -> ServerError:
+    """The exception for an answer that can't be decoded."""
+    start = bytes(body[:80])
+    return ServerError(f"{asked.attempted}: answered 200 with what is no answer: {error}; it begins {start!r}")
+
+
+def says_abort(body: bytes | memoryview) -> bool:
+    """Whether an answer says that its request was aborted, without decoding it: a guess that is right for all of SGLang's."""
+    return _ABORTED.search(body) is not None
+
+
+def decode_turn(body: bytes | memoryview, asked: Asked) -> Turn:
+    """The Turn of a /generate answer with status 200.
+
+    Raises:
+      ServerError: it is malformed or contradicts itself; the message names the field.
+      ServerBusy, RequestRejected: the server ended the request itself, for a reason with an error status.
+
+    """
+    try:
+        answer = decode_whole(body)
+    except MALFORMED as error:
+        raise damaged(asked, error, body) from error
+    return turn_of(answer, asked)
+
+
+def turn_of(answer: Draft | Whole, asked: Asked) -> Turn:
+    """The Turn of a decoded answer, once it has passed every check; raises as ``decode_turn`` does."""
+    meta = answer.meta
+    stop = _stop_of(meta, asked)
+    if isinstance(answer, Whole):
+        ids, log_probs = answer.output_ids, answer.log_probs
+    else:
+        log_probs, ids = _log_probs(answer, asked, stop), _id_array(answer.output_ids, asked)
+    count = len(log_probs)
+    if meta.get("id", asked.rid) != asked.rid or (stop is not Stop.ABORT and meta.get("completion_tokens") != count):
+        _check_record(meta, asked, count, stop)
+    spans = _spans(meta, count, asked) if count else ()
+    prompt_ids = asked.request.prompt_ids
+    if prompt_ids is None:
+        prompt_ids = _prompt_ids(answer.prompt_ids, stop, asked)
+    try:
+        extras = take_extras(meta, len(prompt_ids) + count - 1)
+    except ValueError as error:
+        raise ServerError(f"{asked.attempted}: {error}") from error
+    return Turn(
+        rid=asked.rid,
+        prompt_ids=prompt_ids,
+        output_ids=ids,
+        log_probs=log_probs,
+        text=answer.text,
+        stop=stop,
+        weight_version=spans[-1].version if spans else asked.version_of(meta.get("weight_version")),
+        versions=spans,
+        cached_tokens=int(_number(meta.get("cached_tokens")) or 0),
+        queue_s=_number(meta.get("queue_time")),
+        latency_s=_number(meta.get("e2e_latency")),
+        meta_info=meta,
+        extras=extras,
+    )
+
+
+def _id_array(ids: list[int], asked: Asked) -> IdArray:
+    try:
+        array = np.array(ids, np.int32)
+    except OverflowError as error:
+        raise ServerError(f"{asked.attempted}: an output token's id is no token id: {error}") from error
+    if ids and int(np.maximum.reduce(array.view(np.uint32))) > ID_MAX:  # negative ids become huge
+        raise ServerError(f"{asked.attempted}: an output token's id is {int(array.min())}, which is no token id")
+    return _read_only(array)
+
+
+def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    array.flags.writeable = False
+    return array
+
+
+def _stop_of(meta: Mapping[str, Any], asked: Asked) -> Stop:
+    reason = meta.get(_FINISH)
+    try:
+        stop = _STOPS[reason["type"]]  # type: ignore[index]  # whatever it is, it is caught
+    except (TypeError, KeyError) as error:
+        expected = f"expected one of {sorted(_STOPS)} as its type"
+        raise ServerError(f"{asked.attempted}: {_FINISH} is {reason!r}, {expected}") from error
+    if stop is Stop.ABORT:
+        status = reason.get("status_code") if isinstance(reason, dict) else None
+        if isinstance(status, int) and status >= HTTPStatus.BAD_REQUEST:
+            raise error_of(asked.attempted, status, str(meta[_FINISH].get("message", "")))
+    return stop
+
+
+def _log_probs(draft: Draft, asked: Asked, stop: Stop) -> FloatArray:
+    """One for each id, if it is the one that belongs to it; a request that sampled nothing has neither."""
+    values, tokens, ids = draft.log_probs, draft.tokens, draft.output_ids
+    if values is None or tokens is None:
+        if not ids and (stop is Stop.ABORT or draft.meta.get("completion_tokens") == 0):
+            return _read_only(np.empty(0, np.float32))
+        raise ServerError(
+            f"{asked.attempted}: meta_info.{LOG_PROBS} is missing although return_logprob was asked for; "
+            "the server's configuration or a proxy drops it"
+        )
+    if len(ids) != len(values):
+        counts = f"{len(ids)} output_ids but {len(values)} entries in meta_info.{LOG_PROBS}"
+        raise ServerError(f"{asked.attempted}: {counts}")
+    if ids is not tokens and ids != tokens:
+        at = next(place for place, token in enumerate(tokens) if token != ids[place])
+        names = f"output_ids[{at}] is {ids[at]}, but meta_info.{LOG_PROBS}[{at}] names {tokens[at]}"
+        raise ServerError(f"{asked.attempted}: {names}")
+    return _floats(values, asked)
+
+
+def _floats(values: list[float], asked: Asked) -> FloatArray:
+    with np.errstate(over="ignore"):  # it becomes an infinity, which JSON can't say
+        array = np.array(values, np.float32)
+    finite = np.isfinite(array)
+    if not finite.all():
+        at = int(np.argmin(finite))
+        raise ServerError(f"{asked.attempted}: meta_info.{LOG_PROBS}[{at}] is {values[at]}, which is no float32")
+    return _read_only(array)
+
+
+def _check_record(meta: Mapping[str, Any], asked: Asked, count: int, stop: Stop) -> None:
+    if meta.get("id", asked.rid) != asked.rid:
+        raise ServerError(f"{asked.attempted}: the answer is for request {meta['id']!r}, not for {asked.rid!r}")
+    claimed = meta.get("completion_tokens")
+    if stop is not Stop.ABORT and isinstance(claimed, int) and claimed != count:
+        raise ServerError(f"{asked.attempted}: meta_info.completion_tokens is {claimed}, but {count} tokens came")
+
+
+def _spans(meta: Mapping[str, Any], count: int, asked: Asked) -> tuple[VersionSpan, ...]:
+    """Versions over ``[0, count)``; the last one is stretched to the end, since one more step may land after an abort."""
+    named = meta.get("weight_versions")
+    if not named:
+        return (VersionSpan(0, count, asked.version_of(meta.get("weight_version"))),)
+    spans: list[VersionSpan] = []
+    try:
+        for item in named:
+            start, stop = min(int(item["start"]), count), min(int(item["end"]), count)
+            if start != (spans[-1].stop if spans else 0) or stop < start:
+                raise ServerError(f"{asked.attempted}: meta_info.weight_versions do not tile the output: {named!r}")
+            if stop > start:
+                spans.append(VersionSpan(start, stop, asked.version_of(item["version"])))
+    except (TypeError, KeyError, ValueError, OverflowError) as error:
+        raise ServerError(f"{asked.attempted}: meta_info.weight_versions is malformed: {named!r}") from error
+    if not spans:
+        raise ServerError(f"{asked.attempted}: meta_info.weight_versions cover no token: {named!r}")
+    last = spans[-1]
+    if last.stop != count:
+        spans[-1] = VersionSpan(last.start, count, last.version)
+    return tuple(spans)
+
+
+def _number(value: object) -> float | None:
+    """A number of the server's record; None if there is none, or none that a float can hold."""
+    if type(value) is not float and type(value) is not int:  # what JSON has: no bool, no other kind of number
+        return None
+    return float(value) if -_LARGEST <= value <= _LARGEST else None
+
+
+def _prompt_ids(ids: list[int] | None, stop: Stop, asked: Asked) -> IdArray:
+    """The ids that a text prompt became."""
+    if ids is not None:
+        return _read_only(np.array(ids, np.int32))
+    if stop is Stop.ABORT:  # aborted before the text became ids
+        return _read_only(np.empty(0, np.int32))
+    raise ServerError(
+        f"{asked.attempted}: prompt_token_ids is missing although the prompt was text; "
+        "give open_sglang_servers a tokenizer"
+    )
+
+
+Array: TypeAlias = npt.NDArray[Any]
+
+_NONE: Final[Mapping[str, Array]] = {}
+
+
+def _packed(value: Any) -> Array:
+    """Base64 of int32 numbers: how SGLang sends what has many numbers a token."""
+    if isinstance(value, str):
+        return np.frombuffer(binascii.a2b_base64(value, strict_mode=True), np.dtype("<i4"))
+    return np.asarray(value, np.int32)
+
+
+def _numbers(value: Any) -> Array:
+    return np.asarray(value, np.int32)
+
+
+def _prompt_log_probs(value: Any) -> Array:
+    """Of ``[log_prob, token_id, text]`` triples; NaN for the first token of a prompt, which has none."""
+    return np.array([np.nan if entry[0] is None else entry[0] for entry in value], np.float32)
+
+
+_DECODERS: Final[Mapping[str, tuple[str, Callable[[Any], Array]]]] = {
+    "routed_experts": ("routed_experts", _packed),
+    "indexer_topk": ("indexer_topk", _packed),
+    "top_p_token_ids": ("top_p_token_ids", _numbers),
+    "top_p_token_offsets": ("top_p_token_offsets", _numbers),
+    "input_token_logprobs": ("prompt_log_probs", _prompt_log_probs),
+}
+"""Name in ``meta_info``: name among the extras, and how to decode it."""
+
+
+def take_extras(meta: dict[str, Any], rows: int) -> Mapping[str, Array]:
+    """Take the known arrays out of ``meta``. ``rows``: of the tables with a row for every token but the last.
+
+    Raises:
+      ValueError: one of them is none; the message names it.
+
+    """
+    if _DECODERS.keys().isdisjoint(meta):
+        return _NONE
+    extras: dict[str, Array] = {}
+    for field, (name, decode) in _DECODERS.items():
+        value = meta.pop(field, None)
+        if value is None or value == []:
+            continue
+        try:
+            array = decode(value)
+        except (ValueError, TypeError, IndexError, OverflowError) as error:
+            raise ValueError(f"meta_info.{field} can't be decoded: {error}") from error
+        if decode is _packed and rows > 0 and array.ndim == 1 and array.size % rows == 0:
+            array = array.reshape(rows, -1)
+        array.flags.writeable = False
+        extras[name] = array
+    return extras

@@ -1,0 +1,169 @@
+"""The requests that FakeSGLang runs: their tokens, their spans, and the JSON of their answers.
+
+Streamed answers of FakeSGLang: server-sent events, whole or in parts, and what can go wrong half-way.
+"""
+
+import json
+from typing import Any, Final
+
+import attrs
+import trio
+
+from .http import head_of, reset
+from .plan import Fault, Run
+
+
+@attrs.define(eq=False)
+class Running:
+    """One request that is being generated, or waits in a paused server."""
+
+    rid: str
+    prompt: list[int]
+    wanted: int
+    run: Run | None
+    text: bool
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    parked: bool = False
+    """It came while the server was paused: SGLang loses the aborts of such a request."""
+    deaf: bool = False
+    """An abort for it was lost; SGLang remembers that it sent one, and swallows the others."""
+    abort_later: bool = False
+    """An abort for it came while the server was paused."""
+    aborted: bool = False
+    spans: list[tuple[str, int]] = attrs.field(factory=list)
+    """(version, tokens so far) for every version it has sampled under but the last."""
+
+    @property
+    def so_far(self) -> int:
+        """Tokens that it has while it runs."""
+        return min(self.wanted, self.run.partial) if self.run is not None else 0
+
+    def answer(self, version: str, fault: Fault | None, *, since: int = 0) -> object:
+        """The JSON of its answer; of the tokens only those from ``since`` on."""
+        if fault is Fault.WRONG_TYPE:
+            return ["no", "answer"]
+        count = self.so_far if self.aborted else self.wanted
+        answer = self.part(count, version, since=since)
+        meta = answer["meta_info"]
+        meta |= {"finish_reason": self._reason(count), "e2e_latency": 0.01}
+        meta["weight_versions"] = self._versions(version, count)
+        if self.aborted and not count:  # aborted in the queue: a shorter record
+            for field in ("prompt_tokens", "cached_tokens", "num_retractions", "output_token_logprobs"):
+                del meta[field]
+        if fault is not None:
+            _damage(meta, fault)
+        return answer
+
+    def part(self, count: int, version: str, *, since: int = 0) -> dict[str, Any]:
+        """The JSON of what a stream says when there are ``count`` tokens; of them only those from ``since`` on."""
+        first = sum(self.prompt)
+        ids = [(first + place) % 997 for place in range(count)]
+        triples = [[-0.5 - place % 8 / 8, token, None] for place, token in enumerate(ids)]
+        meta = {
+            "id": self.rid,
+            "finish_reason": None,
+            "prompt_tokens": len(self.prompt),
+            "completion_tokens": count,
+            "cached_tokens": 0,
+            "num_retractions": 0,
+            "weight_version": version,
+            "output_token_logprobs": triples[since:],
+            "output_token_logprobs_length": count,
+        }
+        words = [f"{token} " for token in ids]
+        answer = {"text": "".join(words[since:]), "output_ids": ids[since:], "meta_info": meta}
+        return answer | {"prompt_token_ids": self.prompt} if self.text else answer
+
+    def _reason(self, count: int) -> dict[str, object]:
+        if not self.aborted:
+            return {"type": "length", "length": count}
+        return {"type": "abort", "message": "Aborted" if count else "Abort in waiting queue"}
+
+    def _versions(self, version: str, count: int) -> list[dict[str, object]]:
+        spans, start = [], 0
+        for name, stop in [*self.spans, (version, count)]:
+            if stop > start:
+                spans.append({"version": name, "start": start, "end": stop})
+            start = max(start, stop)
+        return spans
+
+
+_OF_LOG_PROBS: Final = {Fault.FEWER_LOG_PROBS, Fault.OTHER_TOKEN, Fault.NULL_LOG_PROB, Fault.NO_LOG_PROBS}
+
+
+def _damage(meta: dict[str, Any], fault: Fault) -> None:
+    if fault in _OF_LOG_PROBS and not meta.get("output_token_logprobs"):
+        return  # aborted before its first token: there are none to damage
+    match fault:
+        case Fault.FEWER_LOG_PROBS:
+            del meta["output_token_logprobs"][-1]
+        case Fault.OTHER_TOKEN:
+            meta["output_token_logprobs"][-1][1] = 998
+        case Fault.NULL_LOG_PROB:
+            meta["output_token_logprobs"][-1][0] = None
+        case Fault.NO_LOG_PROBS:
+            del meta["output_token_logprobs"]
+        case Fault.NO_FINISH_REASON:
+            del meta["finish_reason"]
+        case Fault.OTHER_ANSWER:
+            meta["id"] = "0" * 32
+        case _:
+            pass
+
+
+_DONE: Final = b"data: [DONE]\n\n"
+_HALF_WAY: Final = {Fault.RESET_IN_BODY, Fault.SHORT_BODY, Fault.SHORT_CHUNKED, Fault.HANG_IN_BODY}
+
+
+def _event(value: object) -> bytes:
+    return b"data: %b\n\n" % json.dumps(value).encode()
+
+
+class EventStream:
+    """One streamed answer on its way. ``incremental``: each event has only what is new."""
+
+    def __init__(self, stream: trio.abc.Stream, running: Running, *, incremental: bool, fault: Fault | None) -> None:
+        self._stream = stream
+        self._running = running
+        self._incremental = incremental
+        self._fault = fault
+        self._sent = 0
+
+    async def begin(self, version: str) -> None:
+        """Send the head, and an event for each token that there is at once."""
+        headers = {"content-type": "text/event-stream; charset=utf-8", "transfer-encoding": "chunked"}
+        await self._stream.send_all(head_of(200, headers))
+        await self._tokens(self._running.so_far, version)
+
+    async def end(self, version: str) -> bool:
+        """Send the remaining tokens, the last event and the end; whether the connection may carry another request."""
+        count = self._running.so_far if self._running.aborted else self._running.wanted
+        if self._fault in _HALF_WAY:
+            await self._tokens(count // 2, version)
+            if self._fault is Fault.HANG_IN_BODY:
+                await trio.sleep_forever()
+            if self._fault is Fault.RESET_IN_BODY:
+                await reset(self._stream)
+            return False
+        await self._tokens(count - 1, version)
+        last = _event(self._running.answer(version, self._fault, since=self._since))
+        await self._chunk(last[:-20] + b"\n\n" if self._fault is Fault.MALFORMED_JSON else last)
+        if self._fault is not Fault.NO_DONE:
+            await self._chunk(_DONE)
+        await self._stream.send_all(b"0\r\n\r\n")
+        return True
+
+    @property
+    def _since(self) -> int:
+        return self._sent if self._incremental else 0
+
+    async def _tokens(self, count: int, version: str) -> None:
+        while self._sent < count:
+            await self._chunk(_event(self._running.part(self._sent + 1, version, since=self._since)))
+            self._sent += 1
+
+    async def _chunk(self, data: bytes) -> None:
+        # In two pieces: an event does not arrive as it was sent.
+        middle = len(data) // 2
+        for piece in (data[:middle], data[middle:]):
+            await self._stream.send_all(b"%x\r\n%b\r\n" % (len(piece), piece))

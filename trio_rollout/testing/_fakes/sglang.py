@@ -1,0 +1,342 @@
+"""FakeSGLang: a scripted SGLang server on a real local socket, for tests of what crosses the wire.
+
+It keeps the contract that the client relies on, quirks included (an abort is answered 200 whatever it does, requests are
+parked silently while paused, the abort of a parked request is lost, a closed socket frees its slot only after seconds), but
+has no model: what it says is a function of the prompt. What goes wrong is said by a plan, one action a request::
+
+    async with open_fake_sglang([Fault.RESET, Reply(status=503, headers={"retry-after": "1"}), Run()]) as fake:
+        async with open_sglang_servers([fake.url]) as servers:
+            ...
+
+Tests wait for what happens with ``await fake.until(lambda: fake.in_flight == 3)``, never for time to pass.
+
+FakeSGLang's control routes: abort, pause, continue, flush, weights, and what it says about itself.
+"""
+
+import json
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, final
+
+import attrs
+import trio
+
+from ..._util.service import open_service
+from .http import HttpRequest, NotHttp, RequestReader, reset, send_answer
+from .plan import Action, Fault, Plan, Reply, Run, Seen, action_of
+from .running import EventStream, Running
+
+_DEFAULT_TOKENS = 128
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class FakeSGLang:
+    """One fake server. ``serve`` answers one connection, over any Trio stream; ``open_fake_sglang`` listens on a port.
+
+    ``plan`` may be replaced at any time. ``disconnect_s``: how long a request runs on after its socket was closed;
+    ``drip_s``: the pause between two bytes of ``Fault.DRIP``.
+    """
+
+    plan: Plan = ()
+    url: str = ""
+    incremental: bool = False
+    """Streams have only what is new in each event, as with ``--incremental-streaming-output``."""
+    prefix: str = ""
+    """Stands before every route."""
+    disconnect_s: float = 3.0
+    drip_s: float = 0.01
+    seen: list[Seen] = attrs.field(factory=list, init=False)
+    """Every request, in the order of arrival."""
+    accepted: int = attrs.field(default=0, init=False)
+    """Connections that were ever opened."""
+    mode: str | None = attrs.field(default=None, init=False)
+    """The mode of the pause that it is in."""
+    _scopes: dict[int, trio.CancelScope] = attrs.field(factory=dict, init=False)
+    _version: str = attrs.field(default="default", init=False)
+    _running: dict[str, Running] = attrs.field(factory=dict, init=False)
+    _continued: trio.Event | None = attrs.field(default=None, init=False)
+    _counts: Counter[str] = attrs.field(factory=Counter, init=False)
+    _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
+
+    def __repr__(self) -> str:
+        return f"<FakeSGLang {self.url}: {self.in_flight} requests on {self.connections} connections>"
+
+    @property
+    def connections(self) -> int:
+        """Connections that are open now."""
+        return len(self._scopes)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that it generates or holds."""
+        return len(self._running)
+
+    @property
+    def paused(self) -> bool:
+        """A pause has come and no continue."""
+        return self._continued is not None
+
+    @property
+    def aborts(self) -> list[str]:
+        """Request ids of the aborts that have come, in order; ``""`` for one of everything."""
+        return [seen.rid or "" for seen in self.seen if seen.path == "/abort_request"]
+
+    @property
+    def generates(self) -> list[str]:
+        """Request ids of the generate requests that have come, in order."""
+        return [seen.rid or "" for seen in self.seen if seen.path == "/generate"]
+
+    @property
+    def version(self) -> str:
+        """What it calls its weights. Setting it ends a span of every running request."""
+        return self._version
+
+    @version.setter
+    def version(self, name: str) -> None:
+        for running in self._running.values():
+            running.spans.append((self._version, running.so_far))
+        self._version = name
+
+    def abort(self, rid: str, *, everything: bool = False) -> None:
+        """End the requests whose id begins so, or all; as SGLang does, lose it for those that came while it was paused."""
+        for running in self._running.values():
+            if not (everything or (rid and running.rid.startswith(rid))):
+                continue
+            if running.parked:
+                running.deaf = True
+            elif self.paused and self.mode != "abort":
+                running.abort_later = True
+            elif not running.deaf:
+                running.scope.cancel()
+
+    def pause(self, mode: str) -> None:
+        """Pause: ``abort`` ends what runs, ``retract`` and ``in_place`` keep it until the continue."""
+        self.mode = mode
+        if self._continued is None:
+            self._continued = trio.Event()
+        if mode == "abort":
+            self.abort("", everything=True)
+
+    def resume(self) -> None:
+        """Continue."""
+        continued, self._continued, self.mode = self._continued, None, None
+        if continued is not None:
+            continued.set()
+        for running in self._running.values():
+            if running.abort_later:
+                running.scope.cancel()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until the condition holds; it is asked again whenever something happens on this server."""
+        while not condition():
+            await self._changed.wait()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def kill(self) -> None:
+        """Reset every connection at once, and forget everything: the process has died, and a new one may answer now."""
+        for scope in self._scopes.values():
+            scope.cancel()
+        self.resume()
+
+    async def serve(self, stream: trio.abc.Stream) -> None:
+        """Answer the requests of one connection until it ends."""
+        self.accepted += 1
+        number = self.accepted
+        scope = self._scopes[number] = trio.CancelScope()
+        self._notify()
+        try:
+            with scope:
+                reader = RequestReader(stream)
+                while (request := await reader.next()) is not None:
+                    if not await self._respond(stream, reader, request, number):
+                        break
+        except* (trio.BrokenResourceError, trio.ClosedResourceError, NotHttp):
+            pass  # the client left, or a test spoke nonsense
+        finally:
+            del self._scopes[number]
+            self._notify()
+            if scope.cancelled_caught:
+                await reset(stream)  # noqa: ASYNC102  closes without waiting for anybody
+            await trio.aclose_forcefully(stream)  # noqa: ASYNC102  made for this place
+
+    async def _respond(self, stream: trio.abc.Stream, reader: RequestReader, request: HttpRequest, number: int) -> bool:
+        try:
+            body = json.loads(request.body or b"{}")
+        except ValueError:
+            return await self._send(
+                stream, reader, Reply(status=400, body={"object": "error", "message": "Invalid JSON"})
+            )
+        path = request.path.removeprefix(self.prefix)
+        rid = body.get("rid") if isinstance(body, dict) else None
+        seen = Seen(
+            path=path,
+            number=self._counts[path],
+            rid=rid if isinstance(rid, str) else None,
+            body=body if isinstance(body, dict) else {},
+            headers=request.headers,
+            connection=number,
+            time=trio.current_time(),
+        )
+        self._counts[path] += 1
+        self.seen.append(seen)
+        self._notify()
+        action = action_of(self.plan, seen)
+        if isinstance(action, Reply):
+            return await self._send(stream, reader, action)
+        if action in {Fault.RESET, Fault.CLOSE}:
+            if action is Fault.RESET:
+                await reset(stream)
+            return False
+        if path == "/generate":
+            return await self._generate(stream, reader, seen, action) and request.keep_alive
+        fault = action if isinstance(action, Fault) else None
+        if fault is Fault.HANG:
+            await reader.wait_closed()
+            return False
+        reply = Reply() if fault is Fault.IGNORE else control(self, path, seen.body)
+        self._notify()
+        return await self._send(stream, reader, reply, fault) and request.keep_alive
+
+    async def _send(
+        self, stream: trio.abc.Stream, reader: RequestReader, reply: Reply, fault: Fault | None = None
+    ) -> bool:
+        body = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
+        return await send_answer(
+            stream, reader, body, fault, status=reply.status, headers=reply.headers, drip_s=self.drip_s
+        )
+
+    async def _generate(self, stream: trio.abc.Stream, reader: RequestReader, seen: Seen, action: Action) -> bool:
+        running = self._admit(seen, action)
+        if isinstance(running, Reply):
+            return await self._send(stream, reader, running)
+        fault = action.fault if isinstance(action, Run) else action if isinstance(action, Fault) else None
+        events = EventStream(stream, running, incremental=self.incremental, fault=fault)
+        streamed = events if seen.body.get("stream") is True else None
+        self._running[running.rid] = running
+        self._notify()
+        left = True
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._drop_after_disconnect, reader, running, nursery.cancel_scope)
+                with running.scope:
+                    await self._run(running, fault, streamed)
+                running.aborted = running.scope.cancelled_caught
+                left = False
+                nursery.cancel_scope.cancel()
+        finally:
+            del self._running[running.rid]
+            self._notify()
+        if left:
+            return False
+        if streamed is not None:
+            return await streamed.end(self._version)
+        body = json.dumps(running.answer(self._version, fault)).encode()
+        if fault is Fault.MALFORMED_JSON:
+            body = body[:-9]
+        return await send_answer(stream, reader, body, fault, drip_s=self.drip_s)
+
+    def _admit(self, seen: Seen, action: Action) -> Running | Reply:
+        ids, text = seen.body.get("input_ids"), seen.body.get("text")
+        sampling = seen.body.get("sampling_params")
+        wanted = sampling.get("max_new_tokens", _DEFAULT_TOKENS) if isinstance(sampling, dict) else _DEFAULT_TOKENS
+        prompt = list(ids) if isinstance(ids, list) else [ord(letter) for letter in str(text)]
+        if ids is None and text is None:
+            return Reply(status=400, body={"error": {"message": "Either text or input_ids should be provided."}})
+        rid = seen.rid or f"made-up-{seen.number}"
+        if rid in self._running:
+            return Reply(status=400, body={"error": {"message": f"Duplicate request ID detected: {rid}"}})
+        return Running(
+            rid, prompt, int(wanted), action if isinstance(action, Run) else None, text=ids is None, parked=self.paused
+        )
+
+    async def _run(self, running: Running, fault: Fault | None, streamed: EventStream | None) -> None:
+        await self._while_paused()
+        running.parked = False
+        if streamed is not None:
+            with trio.CancelScope(shield=True):  # an abort must not cut an event in two
+                await streamed.begin(self._version)
+        if fault is Fault.HANG:
+            running.deaf = True
+            await trio.sleep_forever()
+        if running.run is not None:
+            await (trio.Event() if running.run.until is None else running.run.until).wait()
+        await self._while_paused()
+
+    async def _while_paused(self) -> None:
+        while self._continued is not None:
+            await self._continued.wait()
+
+    async def _drop_after_disconnect(self, reader: RequestReader, running: Running, scope: trio.CancelScope) -> None:
+        await reader.wait_closed()
+        if not running.parked:
+            with trio.move_on_after(self.disconnect_s):
+                await trio.sleep_forever()
+        scope.cancel()
+
+
+async def _leave_at_once(_listeners: list[trio.SocketListener], _error: BaseException | None) -> None:
+    await trio.lowlevel.checkpoint()
+
+
+@asynccontextmanager
+async def open_fake_sglang(
+    plan: Plan = (), *, version: str = "default", disconnect_s: float = 3.0, drip_s: float = 0.01, port: int = 0
+) -> AsyncGenerator[FakeSGLang]:
+    """Run a FakeSGLang on a local port; its ``url`` says which. Leaving ends it and every request on it."""
+    fake = FakeSGLang(plan, disconnect_s=disconnect_s, drip_s=drip_s)
+    fake.version = version
+
+    async def listen(*, task_status: trio.TaskStatus[Any]) -> None:  # noqa: ASYNC128  serve_tcp calls started()
+        await trio.serve_tcp(fake.serve, port, host="127.0.0.1", task_status=task_status)
+
+    async with open_service(listen, _leave_at_once) as listeners:
+        fake.url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        yield fake
+
+
+if TYPE_CHECKING:
+    pass
+
+
+def control(fake: "FakeSGLang", path: str, body: Mapping[str, object]) -> Reply:
+    """Do what a control call asks for, and answer it."""
+    match path:
+        case "/abort_request":
+            fake.abort(str(body.get("rid") or ""), everything=bool(body.get("abort_all")))
+        case "/pause_generation":
+            fake.pause(str(body.get("mode", "abort")))
+        case "/continue_generation":
+            fake.resume()
+        case "/flush_cache":
+            busy = fake.in_flight and fake.mode != "retract"
+            return Reply(status=400, body=b"Flush cache failed.\n") if busy else Reply(body=b"Cache flushed.\n")
+        case "/update_weight_version":
+            fake.version = str(body.get("new_version"))
+        case "/update_weights_from_disk":
+            fake.version = str(body.get("weight_version") or fake.version)
+        case _:
+            return _info(fake, path)
+    return Reply() if path == "/abort_request" else Reply(body={"status": "ok", "success": True})
+
+
+def _info(fake: "FakeSGLang", path: str) -> Reply:
+    match path:
+        case "/ready" | "/ping":
+            return Reply(status=503 if fake.paused and path == "/ready" else 200)
+        case "/health" | "/health_generate":
+            return Reply(status=503 if fake.paused else 200)
+        case "/model_info" | "/get_model_info":
+            info = {"model_path": "fake", "is_generation": True, "weight_version": fake.version}
+            return Reply(body=info)
+        case "/server_info" | "/get_server_info":
+            return Reply(body={"version": "fake", "incremental_streaming_output": fake.incremental})
+        case "/v1/loads":
+            load = {"dp_rank": 0, "num_running_reqs": fake.in_flight, "num_waiting_reqs": 0}
+            return Reply(body={"timestamp": trio.current_time(), "loads": [load]})
+        case _:
+            return Reply(status=404, body={"detail": "Not Found"})

@@ -1,0 +1,268 @@
+"""A ledger's disk in memory: it logs every operation, fails when told to, and can lose power anywhere.
+
+Drives the real storage code: segment files through the same port as the real disk, SQLite through a VFS.
+
+SQLite on a simulated disk: the calls of a VFS, turned into the disk's operations.
+
+A VFS in Python has no shared memory, so the write-ahead log's index lives in the connection: nobody else can open the
+database. All else is as on the real disk.
+"""
+
+import errno
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, final
+
+import apsw
+import attrs
+
+from ...errors import LedgerError
+from .files import Mark, Op, Rename, SimFiles, Sync, SyncNames, Write
+
+Fault = Callable[[int, Op], OSError | None]
+"""Asked before each operation, with its number: the error it ends with, or None."""
+
+
+def disk_full_from(number: int) -> Fault:
+    """No room from this operation on: writes fail half done, everything else goes on."""
+
+    def fault(index: int, op: Op) -> OSError | None:
+        grows = isinstance(op, Write) and op.data is not None
+        return OSError(errno.ENOSPC, "no space left on the simulated disk") if index >= number and grows else None
+
+    return fault
+
+
+def failing_at(number: int) -> Fault:
+    """One operation fails, those after it do not."""
+
+    def fault(index: int, op: Op) -> OSError | None:
+        del op
+        return OSError(errno.EIO, "the simulated disk failed") if index == number else None
+
+    return fault
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class SimDisk:
+    """A directory in memory, for ``open_ledger(..., disk=SimDisk())``. Reopen it as often as you like.
+
+    ``log`` holds every operation so far. ``deaf`` are operations that are reported done and forgotten: with a sync among
+    them it is the disk that a program without that sync would see.
+    """
+
+    files: SimFiles = attrs.field(factory=SimFiles)
+    fault: Fault | None = None
+    deaf: Callable[[Op], bool] | None = None
+    page_size: int = 512
+    log: list[Op] = attrs.field(factory=list, init=False)
+    _locked: bool = attrs.field(default=False, init=False)
+    _closers: list[Callable[[], None]] = attrs.field(factory=list, init=False)
+
+    def do(self, op: Op) -> None:
+        """Log an operation and apply it, unless the fault says otherwise."""
+        index = len(self.log)
+        self.log.append(op)
+        error = self.fault(index, op) if self.fault is not None else None
+        if error is not None:
+            if isinstance(op, Write) and op.data:
+                self.files.apply(Write(op.name, op.offset, op.data[: len(op.data) // 2]))
+            raise error
+        if self.deaf is None or not self.deaf(op):
+            self.files.apply(op)
+
+    def mark(self, number: int) -> None:
+        """Note in the log that the scenario came this far."""
+        self.log.append(Mark(number))
+
+    def connect(self) -> apsw.Connection:
+        """A connection to the database on this disk."""
+        db, close = connect(self, page_size=self.page_size)
+        self._closers.append(close)
+        return db
+
+    def lock(self) -> None:
+        """Take the disk; raises LedgerError if it is taken."""
+        if self._locked:
+            raise LedgerError("the simulated disk is in use: close the ledger that has it open")
+        self._locked = True
+
+    def unlock(self) -> None:
+        """Let go of the disk."""
+        self._locked = False
+        while self._closers:
+            self._closers.pop()()
+
+    def names(self) -> list[str]:
+        """The files there are."""
+        return self.files.names()
+
+    def size(self, name: str) -> int:
+        """Bytes of a file."""
+        return len(self.files.content(name))
+
+    def write(self, name: str, offset: int, parts: Sequence[bytes]) -> None:
+        """Write these one behind the other from an offset on."""
+        self.do(Write(name, offset, b"".join(parts)))
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """Up to ``length`` bytes from an offset."""
+        return bytes(self.files.content(name)[offset : offset + length])
+
+    def truncate(self, name: str, length: int) -> None:
+        """Cut a file."""
+        self.do(Write(name, length, None))
+
+    def rename(self, name: str, to: str) -> None:
+        """Give a file another name."""
+        self.do(Rename(name, to))
+
+    def delete(self, name: str) -> None:
+        """Remove a file."""
+        self.do(Rename(name, None))
+
+    def sync(self, name: str) -> None:
+        """Make a file's content survive a power cut."""
+        self.do(Sync(name))
+
+    def sync_names(self) -> None:
+        """Make creations, renames and deletions survive a power cut."""
+        self.do(SyncNames())
+
+
+def replay(log: Iterable[Op], *, deaf: Callable[[Op], bool] | None = None) -> "Iterable[tuple[int, SimFiles]]":
+    """The directory before each operation of a log, and after the last one: where the power may fail."""
+    files = SimFiles()
+    index = -1
+    for index, op in enumerate(log):
+        yield index, files
+        if deaf is None or not deaf(op):
+            files.apply(op)
+    yield index + 1, files
+
+
+DATABASE = "ledger.db"
+
+
+class Target(Protocol):
+    """What the VFS needs of a disk."""
+
+    files: SimFiles
+
+    def do(self, op: Op) -> None:
+        """Perform an operation, or raise OSError."""
+        ...
+
+
+def _do(disk: Target, op: Op) -> None:
+    try:
+        disk.do(op)
+    except OSError as error:
+        kind = apsw.FullError if error.errno == errno.ENOSPC else apsw.IOError
+        raise kind(str(error)) from error
+
+
+def _excepthook(_self: object, _etype: object, _evalue: object, _traceback: object) -> bool:
+    """An error in the middle of SQLite's own clean-up has nobody to be told to; the disk's state shows it."""
+    return True
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class _File:
+    """An open database or log. ``fresh``: its name is not durable yet, and SQLite's own VFS would see to that."""
+
+    disk: Target
+    name: str
+    fresh: bool
+
+    def xRead(self, amount: int, offset: int) -> bytes:  # ruff: ignore[invalid-function-name]  SQLite's names
+        return bytes(self.disk.files.content(self.name)[offset : offset + amount])
+
+    def xWrite(self, data: bytes, offset: int) -> None:  # ruff: ignore[invalid-function-name]
+        _do(self.disk, Write(self.name, offset, bytes(data)))
+
+    def xTruncate(self, newsize: int) -> None:  # ruff: ignore[invalid-function-name]
+        _do(self.disk, Write(self.name, newsize, None))
+
+    def xSync(self, flags: int) -> None:  # ruff: ignore[invalid-function-name]
+        del flags
+        _do(self.disk, Sync(self.name))
+        if self.fresh:
+            _do(self.disk, SyncNames())
+            self.fresh = False
+
+    def xFileSize(self) -> int:  # ruff: ignore[invalid-function-name]
+        return len(self.disk.files.content(self.name))
+
+    def xClose(self) -> None:  # ruff: ignore[invalid-function-name]
+        pass
+
+    def xLock(self, level: int) -> None:  # ruff: ignore[invalid-function-name]  the disk is locked as a whole
+        pass
+
+    def xUnlock(self, level: int) -> None:  # ruff: ignore[invalid-function-name]
+        pass
+
+    def xCheckReservedLock(self) -> bool:  # ruff: ignore[invalid-function-name]
+        return False
+
+    def xFileControl(self, op: int, ptr: int) -> bool:  # ruff: ignore[invalid-function-name]
+        del op, ptr
+        return False
+
+    def xSectorSize(self) -> int:  # ruff: ignore[invalid-function-name]
+        return 512
+
+    def xDeviceCharacteristics(self) -> int:  # ruff: ignore[invalid-function-name]
+        return apsw.SQLITE_IOCAP_POWERSAFE_OVERWRITE  # as SQLite assumes of every disk on Linux
+
+    excepthook = _excepthook
+
+
+@final
+class _Vfs(apsw.VFS):
+    def __init__(self, disk: Target) -> None:
+        self.disk = disk
+        self.name = f"simdisk-{id(disk)}"  # names are global to the process
+        super().__init__(self.name, base="")
+
+    def xOpen(self, name: Any, flags: list[int]) -> Any:  # ruff: ignore[invalid-function-name]
+        path = name.filename() if isinstance(name, apsw.URIFilename) else name
+        absent = path not in self.disk.files.names()
+        if absent:
+            if not flags[0] & apsw.SQLITE_OPEN_CREATE:
+                raise apsw.CantOpenError(f"no {path} on the simulated disk")
+            _do(self.disk, Write(path, 0, b""))
+        flags[1] = flags[0]
+        log = flags[0] & (apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_MAIN_JOURNAL)
+        return _File(self.disk, path, fresh=bool(absent and log))
+
+    def xDelete(self, filename: str, syncdir: bool) -> None:  # ruff: ignore[invalid-function-name, boolean-type-hint-positional-argument]
+        if filename in self.disk.files.names():
+            _do(self.disk, Rename(filename, None))
+        if syncdir:
+            _do(self.disk, SyncNames())
+
+    def xAccess(self, pathname: str, flags: int) -> bool:  # ruff: ignore[invalid-function-name]
+        del flags
+        return pathname in self.disk.files.names()
+
+    def xFullPathname(self, name: str) -> str:  # ruff: ignore[invalid-function-name]
+        return name
+
+    excepthook = _excepthook  # type: ignore[assignment]
+
+
+def connect(disk: Target, *, page_size: int) -> tuple[apsw.Connection, Callable[[], None]]:
+    """A connection to the disk's database, and what to call when it is closed."""
+    vfs = _Vfs(disk)
+    try:
+        db = apsw.Connection(DATABASE, vfs=vfs.name)
+    except BaseException:
+        vfs.unregister()
+        raise
+    db.execute("PRAGMA locking_mode = EXCLUSIVE")
+    db.execute("PRAGMA wal_autocheckpoint = 40")  # soon enough for short scenarios to see it
+    db.execute(f"PRAGMA page_size = {page_size}")
+    return db, vfs.unregister

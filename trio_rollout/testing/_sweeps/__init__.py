@@ -1,0 +1,1 @@
+"""Faults at every point: cancel everywhere, throw everywhere."""

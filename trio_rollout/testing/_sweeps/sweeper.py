@@ -1,0 +1,222 @@
+"""What both sweeps share: run a scenario once for each point, judge it, and never let one point end the sweep.
+
+Does one thing to one run: before its k-th task step after a scope was armed, cancels or interrupts.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar, final
+
+import attrs
+import trio
+
+from ...observe._frames import where
+from .._invariants import Invariants
+from .._sim import scheduler
+from .._sim.run import sim_run
+from .points import Inject, Point, PointFailure, Sweep
+
+S = TypeVar("S")
+
+
+class Notes(Generic[S]):
+    """What a scenario can tell the sweep while it runs."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, int] = {}
+        self.invariants: Invariants = Invariants()
+        """What holds between any two steps of this run: ``with arm.invariants.hold(check): ...``."""
+        self._kept: list[S] = []
+
+    def sometimes(self, name: str, happened: object = True) -> None:  # ruff: ignore[boolean-default-value-positional-argument]
+        """Count an interesting state, for ``Sweep.require``: a sweep that never met it has proved nothing about it."""
+        self.seen[name] = self.seen.get(name, 0) + bool(happened)
+
+    def keep(self, state: S) -> S:
+        """Give the check this state even if a KeyboardInterrupt ends the scenario, so that it returns none."""
+        self._kept.append(state)
+        return state
+
+    def kept(self) -> S:
+        """What was kept last."""
+        if not self._kept:
+            raise AssertionError("KeyboardInterrupt ended the scenario, which had kept no state (keep(state))")
+        return self._kept[-1]
+
+
+@final
+@attrs.define(eq=False, repr=False, kw_only=True)
+class Sweeper(Generic[S]):
+    """Runs, checks and counts; ``report`` says what came out."""
+
+    check: Callable[[S, Point | None], object]
+    seed: object
+    limit: float
+    max_steps: int
+    virtual_time: bool
+    _points: int = attrs.field(default=0, init=False)
+    _failures: list[PointFailure] = attrs.field(factory=list, init=False)
+    _sometimes: dict[str, int] = attrs.field(factory=dict, init=False)
+    _started: float = attrs.field(factory=time.perf_counter, init=False)
+
+    def once(
+        self, main: Callable[[], Awaitable[S]], notes: Notes[S], instruments: Sequence[trio.abc.Instrument] = ()
+    ) -> S:
+        """One seeded run; what it has seen is counted however it ends."""
+        try:
+            return sim_run(
+                main,
+                seed=self.seed,
+                limit=self.limit,
+                max_steps=self.max_steps,
+                virtual_time=self.virtual_time,
+                invariants=notes.invariants,
+                instruments=instruments,
+            ).value
+        finally:
+            for name, count in notes.seen.items():
+                self._sometimes[name] = self._sometimes.get(name, 0) + count
+
+    def attempt(self, run: Callable[[], S], point: Callable[[], Point], notes: Notes[S], *, interrupts: bool) -> None:
+        """One run with something injected, and its check; what goes wrong is this point's failure.
+
+        With ``interrupts`` the run may end by a KeyboardInterrupt: it was injected.
+        """
+        self._points += 1
+        interrupt: BaseException | None = None
+        try:
+            try:
+                state = run()
+            except BaseException as error:  # noqa: ASYNC103 - of a whole Trio run, outside of any
+                if not interrupts or not _is_interrupt(error):
+                    raise
+                state, interrupt = notes.kept(), error
+            self._require_reached(point())
+            self.judge(state, attrs.evolve(point(), error=interrupt))
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # ruff: ignore[blind-except]  # noqa: ASYNC103 - pytest.fail() raises no Exception
+            self._failures.append(PointFailure.of(attrs.evolve(point(), error=interrupt), error))
+
+    def judge(self, state: S, point: Point | None) -> None:
+        """Check a run's end. ``check`` raises or returns False where something is wrong."""
+        if self.check(state, point) is False:
+            raise AssertionError("the check returned False")
+
+    def _require_reached(self, point: Point) -> None:
+        if self.virtual_time and not point.where:
+            raise AssertionError("the run never came to this point: it depends on something else than the seed")
+
+    def report(self) -> Sweep:
+        """All that was found."""
+        return Sweep(
+            points=self._points,
+            failures=tuple(self._failures),
+            seconds=time.perf_counter() - self._started,
+            sometimes=self._sometimes,
+            seed=self.seed,
+        )
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Whether it is a KeyboardInterrupt, or a group with nothing but such."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_interrupt(inner) for inner in error.exceptions)
+    return isinstance(error, KeyboardInterrupt)
+
+
+@final
+@attrs.define(eq=False)
+class Armed:
+    """One armed scope: when it was armed, and (once it is over) for how many steps it lived."""
+
+    scope: trio.CancelScope
+    since: int
+    steps: int | None = None
+
+
+@final
+@attrs.frozen(kw_only=True)
+class Plan:
+    """What to do: ``how``, before the ``step``-th step of scope ``name``; ``then``: cancel another scope, steps later."""
+
+    how: Inject
+    name: str
+    step: int
+    then: tuple[str, int] | None = None
+
+    @property
+    def label(self) -> str:
+        """The scopes concerned, for the report."""
+        return self.name if self.then is None else f"{self.name}, {self.then[1]} steps later {self.then[0]}"
+
+
+@final
+class Arm(Notes[S]):
+    """What a scenario gets: it arms the scopes that are to be cancelled and reports what it has seen."""
+
+    def __init__(self, arm: Callable[[trio.CancelScope, str], None]) -> None:
+        super().__init__()
+        self._arm = arm
+
+    def __call__(self, scope: trio.CancelScope, name: str = "scope") -> None:
+        """Arm ``scope``: each run cancels it before another one of the steps that follow.
+
+        A name that is used again in the same run is numbered: ``name``, ``name#2``, ...
+        """
+        self._arm(scope, name)
+
+
+@final
+class Injector(trio.abc.Instrument):
+    """Counts the steps since each scope was armed and carries out one plan; without a plan it only counts."""
+
+    def __init__(self, plan: Plan | None = None) -> None:
+        self.armed: dict[str, Armed] = {}
+        self.where = ""
+        self._plan = plan
+        self._steps = 0
+        self._second_at: int | None = None
+
+    def arm(self, scope: trio.CancelScope, name: str) -> None:
+        """Start counting for this scope."""
+        used = sum(known == name or known.startswith(f"{name}#") for known in self.armed)
+        self.armed[name if not used else f"{name}#{used + 1}"] = Armed(scope, self._steps)
+
+    def lives(self) -> dict[str, int]:
+        """For how many steps each armed scope lived, after the run."""
+        return {
+            name: self._steps - armed.since if armed.steps is None else armed.steps
+            for name, armed in self.armed.items()
+        }
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Count, and inject if this is the step."""
+        if not self.armed:
+            return
+        self._steps += 1
+        plan = self._plan
+        if plan is None:
+            self._note_ends()
+        elif self._steps == self._second_at and plan.then is not None:
+            self._cancel(plan.then[0])
+        elif not self.where and (armed := self.armed.get(plan.name)) and self._steps - armed.since == plan.step:
+            self.where = where(task)
+            self._inject(plan)
+
+    def _note_ends(self) -> None:
+        for armed in self.armed.values():
+            if armed.steps is None and scheduler.scope_is_over(armed.scope):
+                armed.steps = self._steps - 1 - armed.since
+
+    def _inject(self, plan: Plan) -> None:
+        if plan.how is Inject.INTERRUPT:
+            scheduler.interrupt()
+        else:
+            self._cancel(plan.name)
+            if plan.then is not None:
+                self._second_at = self._steps + plan.then[1]
+
+    def _cancel(self, name: str) -> None:
+        if name in self.armed:
+            self.armed[name].scope.cancel(reason=f"cancel_everywhere, {name}")

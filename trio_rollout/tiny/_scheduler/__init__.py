@@ -1,0 +1,1 @@
+"""The tiny server's continuous batching: requests, steps, the prefix cache. No I/O."""

@@ -1,0 +1,172 @@
+"""One request as the scheduler sees it: prompt, limits, what it has sampled so far, and how it ended. No I/O, no clock.
+
+Why a request ends after its newest token: a stop string, a stop id, its length. No I/O.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, final
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from .._model.sampler import Limits
+
+FinishReason: TypeAlias = dict[str, Any]
+"""``finish_reason`` as it goes over the wire."""
+
+Ranked: TypeAlias = list[tuple[float, int, None]] | None
+"""Log-probs of several tokens at one place; None before the first token."""
+
+ABORTED: FinishReason = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+ABORTED_IN_QUEUE: FinishReason = {"type": "abort", "message": "Abort in waiting queue"}
+QUEUE_FULL: FinishReason = {"type": "abort", "status_code": 503, "message": "The request queue is full."}
+
+
+@attrs.frozen(kw_only=True)
+class Penalties:
+    """What is subtracted from the logits of tokens that a request has sampled already, and added to others."""
+
+    frequency: float = 0.0
+    presence: float = 0.0
+    repetition: float = 1.0
+    min_new_tokens: int = 0
+    logit_bias: Mapping[int, float] = attrs.field(factory=dict)
+
+    @property
+    def any(self) -> bool:
+        """Whether anything changes the logits at all."""
+        return self != Penalties()
+
+
+@attrs.frozen(kw_only=True)
+class Sampling:
+    """How one request is sampled, checked and with SGLang's defaults filled in."""
+
+    max_new_tokens: int = 128
+    temperature: float = 1.0
+    limits: Limits = attrs.field(factory=Limits)
+    penalties: Penalties = attrs.field(factory=Penalties)
+    stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    stop_ids: frozenset[int] = frozenset()
+    """End tokens included; empty with ``ignore_eos``, which in SGLang silences ``stop_token_ids`` as well."""
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+    seed: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Wanted:
+    """What the answer should carry besides text and ids."""
+
+    log_probs: bool = False
+    log_probs_from: int = -1
+    """From which prompt token on; -1: none of the prompt's."""
+    top: int = 0
+    token_ids: tuple[int, ...] = ()
+    texts: bool = False
+    prompt_ids: bool = False
+    stream: bool = False
+
+
+@final
+@attrs.define(eq=False, repr=False, kw_only=True)
+class Request:
+    """A request between its arrival in the queue and its end. Only the scheduler changes it."""
+
+    rid: str
+    prompt: npt.NDArray[np.int64]
+    sampling: Sampling
+    wanted: Wanted = attrs.field(factory=Wanted)
+    seed: int = 0
+    forced: tuple[int, ...] = ()
+    """A script's answer: these tokens are "sampled" first, whatever the dice say."""
+
+    output_ids: list[int] = attrs.field(factory=list)
+    log_probs: list[float] = attrs.field(factory=list)
+    top: list[Ranked] = attrs.field(factory=list)
+    chosen: list[Ranked] = attrs.field(factory=list)
+    input_log_probs: list[float | None] = attrs.field(factory=list)
+    input_top: list[Ranked] = attrs.field(factory=list)
+    input_chosen: list[Ranked] = attrs.field(factory=list)
+    tail: bytes = b""
+    """The last bytes of the output, as many as a stop string could need."""
+    cached_tokens: int = 0
+    retractions: int = 0
+    version_changes: list[tuple[str, int]] = attrs.field(factory=list)
+    """(the version until then, number of output tokens at the change)."""
+    last_version: str = ""
+    """The server's version when the request ended."""
+    aborting: bool = False
+    finish: FinishReason | None = None
+    in_queue: bool = False
+    """It was ended by something else than a decode step: its ``meta_info`` is shorter."""
+
+    def __repr__(self) -> str:
+        state = "aborting" if self.aborting else "live" if self.finish is None else self.finish["type"]
+        return f"<Request {self.rid} {self.prompt.size}+{len(self.output_ids)} tokens, {state}>"
+
+    def end(self, finish: FinishReason, version: str) -> None:
+        """It is over."""
+        self.finish, self.last_version = finish, version
+
+    def spans(self, current: str) -> list[dict[str, Any]]:
+        """Which weight version sampled which output tokens; one empty span where there are none."""
+        count = len(self.output_ids)
+        spans: list[dict[str, Any]] = []
+        for version, end in [*self.version_changes, (current, count)]:
+            if spans and end <= spans[-1]["end"]:
+                continue
+            if spans and spans[-1]["version"] == version:
+                spans[-1]["end"] = end
+            else:
+                spans.append({"version": version, "start": spans[-1]["end"] if spans else 0, "end": end})
+        return spans
+
+
+_REGEX_TOKENS = 256
+"""How far back a stop pattern is looked for; SGLang bounds it by the pattern's longest match."""
+
+_LONGEST_CHARACTER = 4
+
+
+def stop_reason(request: Request, piece: Callable[[int], bytes]) -> FinishReason | None:
+    """The reason to end, if there is one. Strings go before ids, and ids before the length, as in SGLang."""
+    sampling, token = request.sampling, request.output_ids[-1]
+    if sampling.stop:
+        matched = _stop_string(request, piece(token))
+        if matched is not None:
+            return {"type": "stop", "matched": matched}
+    if sampling.stop_regex:
+        tail = b"".join(piece(one) for one in request.output_ids[-_REGEX_TOKENS:]).decode("utf-8", "replace")
+        for pattern in sampling.stop_regex:
+            if re.search(pattern, tail):
+                return {"type": "stop", "matched": pattern}
+    if token in sampling.stop_ids:
+        return {"type": "stop", "matched": token}
+    if len(request.output_ids) >= sampling.max_new_tokens:
+        return {"type": "length", "length": sampling.max_new_tokens}
+    return None
+
+
+def _stop_string(request: Request, new: bytes) -> str | None:
+    """Looked for in the decoded text, as a client sees it: U+FFFD matches bytes that are no UTF-8."""
+    stops, data = request.sampling.stop, request.tail + new
+    keep = max(len(stop.encode()) for stop in stops) + _LONGEST_CHARACTER
+    request.tail = data[-keep:]
+    text = data.decode("utf-8", "replace")
+    return next((stop for stop in stops if stop in text), None)
+
+
+def may_become_stop(text: str, stops: tuple[str, ...]) -> bool:
+    """Whether ``text`` ends in the beginning of a stop string: a stream then holds it back, for it may be trimmed."""
+    return any(text.endswith(stop[:size]) for stop in stops for size in range(1, len(stop) + 1))
+
+
+def trimmed(text: str, finish: FinishReason) -> str:
+    """``text`` up to the stop string that ended it."""
+    matched = finish.get("matched")
+    place = text.find(matched) if isinstance(matched, str) else -1
+    return text if place < 0 else text[:place]

@@ -1,0 +1,328 @@
+"""Log-probs of prompts, and of tokens other than the one that was sampled. No I/O.
+
+The columns of a running batch: what one vectorised step needs of every request, rebuilt when its members change.
+
+Continuous batching: one step gives one token to every running request. No I/O, no clock, no Trio.
+
+Owns: the queue, the running requests, the prefix cache, the weights in use and their version.
+
+Rules, each SGLang's own: a running request that is aborted gets one more token; one in the queue ends at once; aborts match
+by prefix; the queue is counted before a step takes from it; a pause in place keeps what runs, a pause with retraction puts
+it back into the queue, as far as there is room; a paused one reports the load it had before; a token outside the vocabulary kills the server.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import final
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from .._model.model import Floats, Ints, TinyModel, log_softmax
+from .._model.sampler import Draw, Limits, draw, uniforms
+from .prefix_cache import PrefixCache
+from .request import ABORTED, ABORTED_IN_QUEUE, QUEUE_FULL, Ranked, Request, stop_reason
+
+
+def ranked(scores: Floats, count: int) -> Ranked:
+    """The ``count`` likeliest tokens with their log-probs, best first."""
+    count = min(count, scores.size)
+    best = np.argpartition(-scores, count - 1)[:count]
+    best = best[np.argsort(-scores[best], kind="stable")]
+    return [(float(scores[token]), int(token), None) for token in best]
+
+
+def picked(scores: Floats, tokens: Sequence[int]) -> Ranked:
+    """The log-probs of ``tokens``."""
+    return [(float(scores[token]), token, None) for token in tokens]
+
+
+def score_prompt(model: TinyModel, request: Request) -> None:
+    """Fill in the log-probs of the prompt's tokens from ``log_probs_from`` on; the first place has none, as in SGLang."""
+    wanted, start = request.wanted, request.wanted.log_probs_from
+    rest = request.prompt[start:]
+    if not rest.size:
+        return
+    scores = model.log_probs(request.prompt, start + 1)
+    request.input_log_probs = [None, *scores.tolist()]
+    if not wanted.top and not wanted.token_ids:
+        return
+    rows = model.row_indices(request.prompt, start + 1)
+    if wanted.top:
+        request.input_top = [None, *(ranked(log_softmax(model.table[[row]])[0], wanted.top) for row in rows)]
+    if wanted.token_ids:
+        request.input_chosen = [None, *(picked(log_softmax(model.table[[row]])[0], wanted.token_ids) for row in rows)]
+
+
+_TINY_SHARE = np.float32(-np.inf)
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class Batch:
+    """Requests side by side. ``step`` samples one token for each of them and appends it."""
+
+    requests: tuple[Request, ...]
+    _codes: Ints
+    _temperatures: Floats
+    _seeds: npt.NDArray[np.uint64]
+    _positions: npt.NDArray[np.uint64]
+    _limited: tuple[tuple[int, Limits], ...]
+    _special: tuple[int, ...]
+    """Rows that need a look of their own: logits changed, tokens forced, log-probs of other tokens wanted."""
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], model: TinyModel) -> "Batch":
+        """The columns of ``requests`` as they stand."""
+        span = model.context_tokens
+        return cls(
+            tuple(requests),
+            np.stack([model.codes([*one.prompt[-span:], *one.output_ids[-span:]]) for one in requests]),
+            np.array([[one.sampling.temperature] for one in requests], np.float32),
+            np.array([one.seed for one in requests], np.uint64),
+            np.array([len(one.output_ids) for one in requests], np.uint64),
+            tuple((row, one.sampling.limits) for row, one in enumerate(requests) if one.sampling.limits.any),
+            tuple(row for row, one in enumerate(requests) if _is_special(one)),
+        )
+
+    def step(self, model: TinyModel) -> None:
+        """Sample one token for every request."""
+        logits = model.table.take(model.rows_of(self._codes), axis=0)
+        for row in self._special:
+            _adjust(logits[row], self.requests[row])
+        drawn = draw(logits, self._temperatures, uniforms(self._seeds, self._positions), self._limited)
+        ids, log_probs = drawn.ids, drawn.log_probs
+        for row in self._special:
+            self._force(row, drawn)
+        self._codes[:, :-1] = self._codes[:, 1:]
+        self._codes[:, -1] = ids + 1
+        self._positions += np.uint64(1)
+        for request, token, log_prob in zip(self.requests, ids.tolist(), log_probs.tolist(), strict=True):
+            request.output_ids.append(token)
+            request.log_probs.append(log_prob)
+
+    def _force(self, row: int, drawn: Draw) -> None:
+        """A scripted token takes the place of the sampled one; its log-prob is the model's own."""
+        request, scores = self.requests[row], drawn.row(row)
+        place = len(request.output_ids)
+        if place < len(request.forced):
+            token = request.forced[place]
+            drawn.ids[row], drawn.log_probs[row] = token, scores[token]
+        if request.wanted.top:
+            request.top.append(ranked(scores, request.wanted.top))
+        if request.wanted.token_ids:
+            request.chosen.append(picked(scores, request.wanted.token_ids))
+
+
+def _is_special(request: Request) -> bool:
+    wanted = request.wanted
+    return bool(request.sampling.penalties.any or request.forced or wanted.top or wanted.token_ids)
+
+
+def _adjust(logits: Floats, request: Request) -> None:
+    """Penalties and biases change the logits in place, before the temperature."""
+    penalties = request.sampling.penalties
+    if not penalties.any:
+        return
+    for token, bias in penalties.logit_bias.items():
+        logits[token] += np.float32(bias)
+    if request.output_ids:
+        seen, counts = np.unique(np.asarray(request.output_ids), return_counts=True)
+        logits[seen] -= (penalties.frequency * counts + penalties.presence).astype(np.float32)
+        repeated, factor = logits[seen], np.float32(penalties.repetition)
+        logits[seen] = np.where(repeated > 0, repeated / factor, repeated * factor)
+    if len(request.output_ids) < penalties.min_new_tokens:
+        logits[[token for token in request.sampling.stop_ids if token < logits.size]] = _TINY_SHARE
+
+
+class OutOfVocabulary(Exception):
+    """A token id outside the vocabulary reached the model: a real server dies of it."""
+
+
+@attrs.frozen(eq=False)
+class Step:
+    """What one step did."""
+
+    ended: tuple[Request, ...] = ()
+    """They are over; their slots are free."""
+    advanced: tuple[Request, ...] = ()
+    """They got a token and go on."""
+
+
+@attrs.frozen(kw_only=True)
+class Load:
+    """What a scheduler has in hand."""
+
+    running: int = 0
+    waiting: int = 0
+    retracted: int = 0
+    used_tokens: int = 0
+
+
+@final
+@attrs.define(eq=False, repr=False, kw_only=True)
+class Scheduler:
+    """The queue and the running batch."""
+
+    model: TinyModel
+    piece: Callable[[int], bytes]
+    max_running: int
+    max_queued: int | None
+    cache: PrefixCache
+    version: str = "default"
+    paused: bool = attrs.field(default=False, init=False)
+    load: Load = attrs.field(factory=Load, init=False)
+    """What it had in hand when it was last paused."""
+    waiting: deque[Request] = attrs.field(factory=deque, init=False)
+    running: list[Request] = attrs.field(factory=list, init=False)
+    _batch: Batch | None = attrs.field(default=None, init=False)
+    """Columns of ``running``; None when its members or the weights have changed."""
+
+    def __repr__(self) -> str:
+        paused = ", paused" if self.paused else ""
+        return f"<Scheduler {len(self.running)} running, {len(self.waiting)} waiting{paused} | weights {self.version}>"
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return not self.paused and bool(self.running or self.waiting)
+
+    @property
+    def idle(self) -> bool:
+        """Whether the cache may be flushed: nothing runs, and nothing waits either, unless it waits for the resume."""
+        return not self.running and (self.paused or not self.waiting)
+
+    def load_now(self) -> Load:
+        """What is in hand, as a paused server does not report it: it shows ``load``, as it was before the pause."""
+        used = sum(one.prompt.size + len(one.output_ids) for one in self.running)
+        return Load(
+            running=len(self.running),
+            waiting=len(self.waiting),
+            retracted=sum(one.retractions > 0 for one in self.waiting),
+            used_tokens=int(used),
+        )
+
+    def add(self, request: Request) -> bool:
+        """Queue a request. False when the queue is full: it is over then."""
+        if self.max_queued is not None and len(self.waiting) >= self.max_queued:
+            request.in_queue = True
+            request.end(QUEUE_FULL, self.version)
+            return False
+        self.waiting.append(request)
+        return True
+
+    def abort(self, prefix: str | None) -> tuple[Request, ...]:
+        """Abort what begins with ``prefix`` (None: everything). Returns those of the queue, which are over now."""
+        queued = tuple(request for request in self.waiting if prefix is None or request.rid.startswith(prefix))
+        for request in queued:
+            request.in_queue = True
+            request.end(ABORTED_IN_QUEUE, self.version)
+        if queued:
+            self.waiting = deque(request for request in self.waiting if request.finish is None)
+        for request in self.running:
+            if prefix is None or request.rid.startswith(prefix):
+                request.aborting = True
+        return queued
+
+    def pause(self, *, retract: bool) -> tuple[Request, ...]:
+        """Stop stepping. With ``retract`` what runs goes back to the queue and loses its cache.
+
+        Returns those that the queue has no room for: SGLang gives them up, with what they have sampled.
+        """
+        self.load = self.load_now()
+        self.paused = True
+        if not retract:
+            return ()
+        retracted, self.running, self._batch = self.running, [], None
+        for request in retracted:
+            request.retractions += 1
+        return tuple(request for request in retracted if not self.add(request))
+
+    def resume(self) -> None:
+        """Go on."""
+        self.paused = False
+
+    def set_version(self, version: str) -> None:
+        """Tokens sampled from now on carry ``version``."""
+        if version == self.version:
+            return
+        for request in (*self.running, *self.waiting):
+            if request.output_ids:
+                request.version_changes.append((self.version, len(request.output_ids)))
+        self.version = version
+
+    def set_model(self, model: TinyModel) -> None:
+        """Sample with other weights from now on; running requests go on."""
+        self.model, self._batch = model, None
+
+    def flush(self) -> bool:
+        """Forget the prefix cache, unless something is running or waiting."""
+        if self.idle:
+            self.cache.clear()
+        return self.idle
+
+    def step(self) -> Step:
+        """Admit what fits, then sample one token for every running request.
+
+        Raises:
+          OutOfVocabulary: a prompt holds an id that the model does not have.
+
+        """
+        if self.paused:
+            return Step()
+        ended = self._admit()
+        if not self.running:
+            return Step(tuple(ended))
+        batch = self._batch = self._batch or Batch.of(self.running, self.model)
+        batch.step(self.model)
+        advanced = []
+        for request in self.running:
+            finish = ABORTED if request.aborting else stop_reason(request, self.piece)
+            if finish is None:
+                advanced.append(request)
+            else:
+                request.end(finish, self.version)
+                self._remember(request)
+                ended.append(request)
+        if len(advanced) < len(self.running):
+            self.running, self._batch = advanced, None
+        return Step(tuple(ended), tuple(advanced))
+
+    def _admit(self) -> list[Request]:
+        """Move what fits from the queue to the batch; returns those that only wanted their prompt scored."""
+        ended, admitted = [], []
+        while self.waiting and len(self.running) < self.max_running:
+            request = self.waiting.popleft()
+            self._prefill(request)
+            admitted.append(request)
+            if request.sampling.max_new_tokens == 0:
+                request.end({"type": "length", "length": 0}, self.version)
+                ended.append(request)
+            else:
+                self.running.append(request)
+                self._batch = None
+        # Not earlier: requests that are prefilled together do not see each other's prefix.
+        self._remember(*admitted)
+        return ended
+
+    def _prefill(self, request: Request) -> None:
+        prompt = request.prompt
+        if prompt.size and (int(prompt.min()) < 0 or int(prompt.max()) >= self.model.vocab):
+            raise OutOfVocabulary(
+                f"request {request.rid}: token ids must lie in 0..{self.model.vocab - 1}, "
+                f"got {int(prompt.min())}..{int(prompt.max())}"
+            )
+        if request.retractions:
+            return  # it has its log-probs, and counts only the tokens cached at its first start
+        longest = prompt.size - 1  # the last token is always computed: its logits are what is sampled from
+        if request.wanted.log_probs and request.wanted.log_probs_from >= 0:
+            longest = min(longest, request.wanted.log_probs_from)
+            score_prompt(self.model, request)
+        request.cached_tokens = self.cache.match(prompt[: max(longest, 0)])
+
+    def _remember(self, *requests: Request) -> None:
+        for request in requests:
+            # The last token sampled has never been fed to the model.
+            fed = np.asarray(request.output_ids[:-1], np.int64)
+            self.cache.insert(np.concatenate([request.prompt, fed]) if fed.size else request.prompt)

@@ -1,0 +1,1 @@
+"""Captured commands: run to the end, keep the output, leave nothing behind."""

@@ -1,0 +1,1 @@
+"""Tool dispatch: from a model's request to its one result."""

@@ -1,0 +1,1 @@
+"""Exec sessions: processes that outlive the calls that use them, and die with the block that owns them."""

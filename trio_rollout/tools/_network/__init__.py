@@ -1,0 +1,1 @@
+"""Network policies: what a session may reach."""

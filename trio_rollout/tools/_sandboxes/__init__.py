@@ -1,0 +1,1 @@
+"""Sandboxes: where a rollout's commands run apart from everything else."""

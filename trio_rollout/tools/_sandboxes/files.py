@@ -1,0 +1,206 @@
+"""Files below a directory that somebody else writes in: no link and no ``..`` leads out of it. Blocking; run in a thread.
+
+Removing a directory that somebody else has filled: however deep, however large. Blocking; run in a thread.
+"""
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path, PurePosixPath
+
+import attrs
+
+_LONGEST_PATH = 4096  # as Linux has it: each name costs a system call or two
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    """The path's names; an absolute one counts from the directory.
+
+    Raises:
+      PermissionError: it leads out of it, or names nothing.
+      OSError: it is too long.
+
+    """
+    if len(path) > _LONGEST_PATH:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), f"{path[:40]}…")
+    parts = tuple(part for part in PurePosixPath("/", path).parts if part != "/")
+    if not parts or ".." in parts or "\0" in path:
+        raise PermissionError(f"{path!r} is not a file inside the sandbox")
+    return parts
+
+
+def _descend(stack: ExitStack, root: str, names: tuple[str, ...], *, create: bool) -> int:
+    """Open the directory ``names`` below ``root``, name by name, so that none of them can be a link."""
+    current = os.open(root, _DIRECTORY)
+    try:
+        for name in names:
+            if create:
+                with suppress(FileExistsError):
+                    os.mkdir(name, 0o700, dir_fd=current)
+            above, current = current, os.open(name, _DIRECTORY, dir_fd=current)
+            os.close(above)
+    finally:
+        stack.callback(os.close, current)
+    return current
+
+
+def read_beneath(root: str, path: str, most: int) -> bytes:
+    """The content of a regular file.
+
+    Raises:
+      OSError: it is missing, no regular file, outside, or longer than ``most``.
+
+    """
+    *above, name = _parts(path)
+    with ExitStack() as stack:
+        directory = _descend(stack, root, tuple(above), create=False)
+        # Not blocking: opening a pipe that somebody put there would wait for a writer.
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+        stack.callback(os.close, descriptor)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise PermissionError(f"{path!r} is not a regular file")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(f"{path!r} is longer than the {most} bytes that may be read")
+    return content
+
+
+def write_beneath(root: str, path: str, content: bytes) -> None:
+    """Write a file at once: whoever reads it meanwhile sees the old one or the new one, never a half.
+
+    Raises:
+      OSError: it can't be written, or lies outside.
+
+    """
+    *above, name = _parts(path)
+    fresh = f".{secrets.token_hex(8)}"
+    with ExitStack() as stack:
+        directory = _descend(stack, root, tuple(above), create=True)
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=directory)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            os.rename(fresh, name, src_dir_fd=directory, dst_dir_fd=directory)
+        except OSError:
+            os.unlink(fresh, dir_fd=directory)
+            raise
+
+
+def remove_tree(root: str, *, last: str = "", check: Callable[[], object] = lambda: None) -> None:
+    """Remove a directory, if there is one, with everything in it, also where permissions were taken away.
+
+    No path, stack or number of descriptors grows with its depth: what is inside a directory is moved up to ``root`` before
+    that goes. The file ``last`` goes after everything else. ``check`` is called for each file; what it raises ends the
+    removal, and another one can go on.
+
+    Raises:
+      OSError: something can't be removed; the rest is. ``root`` is no directory.
+
+    """
+    with ExitStack() as stack:
+        try:
+            top = _opened(root, None)
+        except FileNotFoundError:
+            return
+        stack.callback(os.close, top)
+        removal = _Removal(top, last, check)
+        while removal.go_through():
+            pass
+        if removal.error is not None:
+            raise removal.error
+        if last:
+            with suppress(FileNotFoundError):
+                os.unlink(last, dir_fd=top)
+        with suppress(FileNotFoundError):
+            Path(root).rmdir()
+
+
+def _opened(name: str, directory: int | None) -> int:
+    """Open a directory that may be closed to us. Never through a link: somebody may still be at work in there."""
+    with suppress(PermissionError):
+        return os.open(name, _DIRECTORY, dir_fd=directory)
+    _permit(name, directory)
+    return os.open(name, _DIRECTORY, dir_fd=directory)
+
+
+def _permit(name: str, directory: int | None) -> None:
+    handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+    try:
+        Path(f"/proc/self/fd/{handle}").chmod(0o700)  # fchmod takes no O_PATH
+    finally:
+        os.close(handle)
+
+
+@attrs.define(eq=False)
+class _Removal:
+    """One removal under way."""
+
+    top: int
+    last: str
+    check: Callable[[], object]
+    error: OSError | None = None
+    _prefix: str = attrs.field(factory=lambda: f".{secrets.token_hex(8)}-", init=False)
+    _moved: int = attrs.field(default=0, init=False)
+
+    def go_through(self) -> bool:
+        """Remove what is at the top now; whether there was anything that could be removed."""
+        progress = False
+        self.error = None  # of an earlier time: somebody may have been at work in there
+        for entry in self._entries(self.top):
+            if entry.name == self.last:
+                continue
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    progress = self._empty(entry.name) or progress
+                    os.rmdir(entry.name, dir_fd=self.top)
+                else:
+                    os.unlink(entry.name, dir_fd=self.top)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self.error = self.error or error
+            else:
+                progress = True
+        return progress
+
+    def _empty(self, name: str) -> bool:
+        """Remove the files of a directory at the top, and move its directories up; whether there was any."""
+        progress = False
+        inner = _opened(name, self.top)
+        try:
+            _permit(name, self.top)
+            for entry in self._entries(inner):
+                try:
+                    self._take_out(entry, inner)
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    self.error = self.error or error
+                else:
+                    progress = True
+        finally:
+            os.close(inner)
+        return progress
+
+    def _take_out(self, entry: "os.DirEntry[str]", inner: int) -> None:
+        if not entry.is_dir(follow_symlinks=False):
+            os.unlink(entry.name, dir_fd=inner)
+            return
+        fresh = f"{self._prefix}{self._moved}"
+        self._moved += 1
+        with suppress(PermissionError):
+            os.rename(entry.name, fresh, src_dir_fd=inner, dst_dir_fd=self.top)
+            return
+        _permit(entry.name, inner)  # moving a directory writes in it: it has another parent then
+        os.rename(entry.name, fresh, src_dir_fd=inner, dst_dir_fd=self.top)
+
+    def _entries(self, directory: int) -> Iterator["os.DirEntry[str]"]:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                self.check()
+                yield entry

@@ -1,0 +1,225 @@
+"""Sandboxes on this machine: a directory, a minimal environment, resource limits, and a supervisor each.
+
+It keeps honest programs apart and ends everything they start. It is **no security boundary**: commands run as the user
+that runs the engine and can read what that user can. Use a provider with containers against a policy that may be hostile.
+
+A directory belongs to the process that holds the lock on its owner file, so a sweep removes exactly what died with its host.
+"""
+
+import fcntl
+import logging
+import os
+import resource
+import stat
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import final
+
+import attrs
+import trio
+
+from ...errors import ToolError
+from .._commands.capture import CapturePlan, capture
+from .._commands.captured import Captured
+from .._commands.command import Argv, Command, minimal_environment
+from .._commands.expiration import Expiration
+from .._limits import ExecLimits
+from .._supervisor.child import SupervisedChild
+from .._supervisor.supervisor import Supervisor
+from .files import read_beneath, remove_tree, write_beneath
+from .provider import SandboxBackend, SandboxCounts, SandboxSpec
+
+_log = logging.getLogger("trio_rollout.tools")
+
+_OWNER = "owner.lock"
+_FILES = "files"
+
+# A runaway program fails instead of filling the disk or the descriptor table. Memory and processes are left alone:
+# the address space says little about memory, and RLIMIT_NPROC counts everything that the user runs.
+DEFAULT_RLIMITS: Mapping[int, int] = {
+    resource.RLIMIT_CORE: 0,
+    resource.RLIMIT_FSIZE: 1 << 30,
+    resource.RLIMIT_NOFILE: 1024,
+}
+
+
+def _private_directory(path: Path) -> Path:
+    """Make it, or check that it is ours alone: in a shared place others could have put it there.
+
+    Raises:
+      ToolError: it is somebody else's, a link, or open to others.
+
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ToolError(f"{path} must be a directory of ours that nobody else may enter, mode 700; it is not")
+    return path
+
+
+def default_root() -> Path:
+    """Where local sandboxes lie unless told otherwise."""
+    return Path(tempfile.gettempdir()) / f"trio-rollout-{os.getuid()}"
+
+
+def _make(root: Path, name: str) -> int:
+    """Make the sandbox's directories and take its lock: the descriptor that holds it."""
+    _private_directory(root)
+    home = root / name
+    home.mkdir(mode=0o700)
+    owner = os.open(home / _OWNER, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        for directory in (_FILES, "tmp"):
+            (home / directory).mkdir(mode=0o700)
+    except OSError:
+        os.close(owner)
+        raise
+    return owner
+
+
+def _remove(home: Path) -> None:
+    """Remove a sandbox's directory, up to the moment when the call is cancelled; its owner file goes last."""
+    remove_tree(str(home), last=_OWNER, check=trio.from_thread.check_cancelled)
+
+
+def _remove_abandoned(home: Path) -> bool:
+    """Remove a sandbox if nobody holds its lock, under that lock; whether it was removed.
+
+    One that has no owner file yet is about to get one, or was about to.
+    """
+    try:
+        owner = os.open(home / _OWNER, os.O_RDWR | os.O_NOFOLLOW)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _remove(home)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        _log.warning("sandbox %s can't be swept: %s", home.name, error)
+        return False
+    else:
+        return True
+    finally:
+        os.close(owner)
+
+
+def _sweep(root: Path, label: str) -> int:
+    if not root.is_dir():
+        return 0
+    homes = [home for home in root.iterdir() if home.name.startswith(f"{label}-")]
+    return sum(_remove_abandoned(home) for home in homes)
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class LocalSandbox:
+    """One directory with its own supervisor."""
+
+    home: Path
+    _provider: "LocalSandboxes"
+    _supervisor: Supervisor
+    _owner: int
+    _env: Mapping[str, str]
+    _on_output: Callable[[], None]
+
+    @property
+    def files(self) -> Path:
+        """Where its commands start and its files lie."""
+        return self.home / _FILES
+
+    async def spawn(self, command: Command) -> SupervisedChild:
+        """Start a command of the sandbox."""
+        return await self._supervisor.spawn(command)
+
+    def command(
+        self, argv: Argv, *, cwd: str | None, env: Mapping[str, str] | None, tty: tuple[int, int] | None = None
+    ) -> Command:
+        """The command as it runs here: ``cwd`` counts from the sandbox's directory, ``env`` is added to its own.
+
+        Raises:
+          ValueError: ``cwd`` leads out of the sandbox. (A command may go where it likes, as our user.)
+
+        """
+        if ".." in Path(cwd or "").parts:
+            raise ValueError(f"cwd: {cwd!r} leads out of the sandbox")
+        where = self.files / (cwd or "").lstrip("/")
+        limits = tuple((number, most, most) for number, most in self._provider.rlimits.items())
+        return Command(argv=argv, cwd=where, env={**self._env, **(env or {})}, tty=tty, rlimits=limits)
+
+    async def exec(
+        self,
+        argv: Argv,
+        *,
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        timeout: float | None,  # noqa: ASYNC109  expiry is a result here, unlike a cancelled scope
+    ) -> Captured:
+        """Run a command to its end."""
+        plan = CapturePlan(
+            expiration=Expiration(timeout=timeout),
+            limits=self._provider.limits,
+            on_output=self._on_output,
+        )
+        return await capture(self.spawn, self.command(argv, cwd=cwd, env=env), plan)
+
+    async def read_file(self, path: str) -> bytes:
+        """A regular file below the sandbox's directory."""
+        return await trio.to_thread.run_sync(read_beneath, str(self.files), path, self._provider.limits.capture_bytes)
+
+    async def write_file(self, path: str, content: bytes) -> None:
+        """Write a file below the sandbox's directory."""
+        await trio.to_thread.run_sync(write_beneath, str(self.files), path, content)
+
+    async def close(self) -> None:
+        """End what runs, remove the directory, let its lock go: each, whatever became of the one before.
+
+        Cancelled, what is left of the directory is nobody's, and the next sweep removes it.
+        """
+        try:
+            await self._supervisor.close()
+        finally:
+            try:
+                await trio.to_thread.run_sync(_remove, self.home)  # noqa: ASYNC102  ends where it is cancelled
+            finally:
+                if self._owner >= 0:
+                    os.close(self._owner)
+                    self._owner = -1
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class LocalSandboxes:
+    """The provider of sandboxes on this machine. ``root`` must be ours alone; ``env`` is added to the minimal one."""
+
+    root: Path = attrs.field(factory=default_root, converter=Path)
+    rlimits: Mapping[int, int] = attrs.field(factory=lambda: dict(DEFAULT_RLIMITS), kw_only=True)
+    env: Mapping[str, str] = attrs.field(factory=dict, kw_only=True)
+    limits: ExecLimits = attrs.field(factory=ExecLimits, kw_only=True)
+    counts: SandboxCounts = attrs.field(factory=SandboxCounts, init=False)
+    _open: dict[str, LocalSandbox] = attrs.field(factory=dict, init=False)
+
+    async def create(self, spec: SandboxSpec) -> SandboxBackend:
+        """Make its directory. The supervisor starts with the first command."""
+        owner = await trio.to_thread.run_sync(_make, self.root, spec.name)
+        home = self.root / spec.name
+        env = {**minimal_environment(), "HOME": str(home / _FILES), "TMPDIR": str(home / "tmp"), **self.env, **spec.env}
+        supervisor = Supervisor(self.limits, self.limits.teardown)
+        self._open[spec.name] = LocalSandbox(home, self, supervisor, owner, env, spec.on_output)
+        return self._open[spec.name]
+
+    async def destroy(self, name: str) -> None:
+        """End what runs in it and remove its directory."""
+        sandbox = self._open.pop(name, None)
+        if sandbox is not None:
+            await sandbox.close()
+        else:  # half made, or half destroyed
+            await trio.to_thread.run_sync(_remove, self.root / name)
+
+    async def sweep(self, label: str) -> int:
+        """Remove the directories of this label whose hosts have died; their processes died with them."""
+        return await trio.to_thread.run_sync(partial(_sweep, self.root, label))
