@@ -1,4 +1,7 @@
-"""A lock for many readers or one writer; a waiting writer keeps new readers out. As SGLang's: requests read, updates write."""
+"""A lock for many readers or one writer; a waiting writer keeps new readers out. As SGLang's: requests read, updates write.
+
+Separate because a lock knows nothing of the requests and updates that it keeps apart.
+"""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager

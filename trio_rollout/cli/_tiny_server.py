@@ -1,4 +1,7 @@
-"""``trio-rollout tiny-server``: serve the small language model behind SGLang's HTTP protocol until interrupted."""
+"""``trio-rollout tiny-server``: serve the small language model behind SGLang's HTTP protocol until interrupted.
+
+Separate because each command of the command line has a module.
+"""
 
 from pathlib import Path
 from typing import Any

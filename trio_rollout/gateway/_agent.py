@@ -1,4 +1,7 @@
-"""Running a command-line agent against its session, in any sandbox."""
+"""Running a command-line agent against its session, in any sandbox.
+
+Separate because the agent may run in a sandbox of any kind, and nothing else in the gateway knows sandboxes.
+"""
 
 from collections.abc import Mapping
 from typing import Protocol, TypeVar

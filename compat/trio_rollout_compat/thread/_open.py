@@ -1,4 +1,7 @@
-"""An engine thread for the length of a block, in synchronous and in asyncio programs."""
+"""An engine thread for the length of a block, in synchronous and in asyncio programs.
+
+Separate because these blocks are for user code; the engine thread itself knows no block.
+"""
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Generator

@@ -1,4 +1,7 @@
-"""Trouble at times drawn from a seed: hosts die, lose their power, are cut off, and come back."""
+"""Trouble at times drawn from a seed: hosts die, lose their power, are cut off, and come back.
+
+Separate because the simulated network makes single faults, and a test decides on their times.
+"""
 
 import enum
 import random
