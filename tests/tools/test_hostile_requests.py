@@ -106,7 +106,7 @@ async def test_a_session_that_opens_connections_without_end_is_turned_away():
             nursery.start_soon(stream.aclose)
 
 
-@pytest.mark.parametrize("pattern", ["pypi.org:https", "pypi.org:", "pypi.org:0", "pypi.org:70000", ""])
+@pytest.mark.parametrize("pattern", ["example.org:https", "example.org:", "example.org:0", "example.org:70000", ""])
 def test_a_list_that_means_nothing_is_refused_where_it_is_written(pattern):
     with pytest.raises(ValueError, match="allowed hosts"):
         AllowedHosts([pattern])

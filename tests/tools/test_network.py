@@ -21,11 +21,11 @@ from trio_rollout.tools._network.proxy import Request, Target
 @pytest.mark.parametrize(
     ("host", "port", "allowed"),
     [
-        ("pypi.org", 443, True),
-        ("PyPI.org.", 80, True),
-        ("files.pythonhosted.org", 443, True),
-        ("pythonhosted.org", 443, False),  # what is below it, not itself
-        ("evilpythonhosted.org", 443, False),
+        ("index.example", 443, True),
+        ("Index.Example.", 80, True),
+        ("files.hosted.example", 443, True),
+        ("hosted.example", 443, False),  # what is below it, not itself
+        ("evilhosted.example", 443, False),
         ("mirror.lan", 8080, True),
         ("mirror.lan", 443, False),
         ("evil.example", 443, False),
@@ -33,20 +33,20 @@ from trio_rollout.tools._network.proxy import Request, Target
     ],
 )
 def test_what_the_list_allows(host, port, allowed):
-    hosts = AllowedHosts(["pypi.org", "*.PythonHosted.org", "mirror.lan:8080"])
+    hosts = AllowedHosts(["index.example", "*.Hosted.Example", "mirror.lan:8080"])
 
     assert hosts.allows(Target(host, port)) == allowed
 
 
 def test_requests_are_read():
-    tunnel = Request(b"CONNECT pypi.org:443 HTTP/1.1\r\nHost: pypi.org:443\r\n\r\n")
+    tunnel = Request(b"CONNECT index.example:443 HTTP/1.1\r\nHost: index.example:443\r\n\r\n")
     plain = Request(
         b"GET http://mirror.example:8080/a?b=c HTTP/1.1\r\nHost: mirror.example\r\nProxy-Authorization: Basic "
         + base64.b64encode(b"session:t0ken")
         + b"\r\nConnection: keep-alive\r\n\r\n"
     )
 
-    assert (tunnel.is_tunnel, tunnel.target, tunnel.token()) == (True, Target("pypi.org", 443), None)
+    assert (tunnel.is_tunnel, tunnel.target, tunnel.token()) == (True, Target("index.example", 443), None)
     assert (plain.is_tunnel, plain.target, plain.token()) == (False, Target("mirror.example", 8080), "t0ken")
     assert plain.for_the_server() == b"GET /a?b=c HTTP/1.1\r\nHost: mirror.example\r\nConnection: close\r\n\r\n"
 
