@@ -24,7 +24,7 @@ from ._model.model import TinyModel
 from ._refusal import Refusal, malformed
 from ._scheduler.request import Wanted
 
-_BEGIN, _END = "<think>", "</think>"
+_THINK_BEGIN, _THINK_END = "<think>", "</think>"
 # Whether an answer begins inside its thoughts: the chat templates of such models write the opening mark themselves.
 REASONING_PARSERS = {"qwen3": False, "qwen3-thinking": True, "deepseek-r1": True}
 """The names under which this format goes."""
@@ -39,14 +39,14 @@ class SeparateBody(msgspec.Struct, kw_only=True):
 
 def separate_reasoning(text: str, *, begins_inside: bool) -> dict[str, str]:
     """The thoughts, and the text behind them; thoughts without an end were cut off."""
-    if not (begins_inside or _BEGIN in text):
+    if not (begins_inside or _THINK_BEGIN in text):
         return {"reasoning_text": "", "text": text}
-    thoughts, _, rest = text.removeprefix(_BEGIN).partition(_END)
+    thoughts, _, rest = text.removeprefix(_THINK_BEGIN).partition(_THINK_END)
     return {"reasoning_text": thoughts, "text": rest}
 
 
 _LOGGER = logging.getLogger("trio_rollout.tiny")
-_BEGIN = "<tool_call>\n"
+_CALL_BEGIN = "<tool_call>\n"
 _BLOCK = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 PARSERS = frozenset({"qwen25", "qwen"})
 """The names under which this format goes."""
@@ -74,7 +74,7 @@ class ParseBody(msgspec.Struct, kw_only=True):
 
 def parse_tool_calls(text: str, tools: list[Tool]) -> dict[str, Any]:
     """The text before the first call, and the calls to tools that exist; what is no JSON or unknown is left out."""
-    if not tools or _BEGIN not in text:
+    if not tools or _CALL_BEGIN not in text:
         return {"normal_text": text, "calls": []}
     places = {tool.function.name: place for place, tool in enumerate(tools)}
     calls = []
@@ -86,7 +86,7 @@ def parse_tool_calls(text: str, tools: list[Tool]) -> dict[str, Any]:
             continue
         for action in written if isinstance(written, list) else [written]:
             calls.extend(_call(action, places))
-    return {"normal_text": text[: text.find(_BEGIN)].strip(), "calls": calls}
+    return {"normal_text": text[: text.find(_CALL_BEGIN)].strip(), "calls": calls}
 
 
 def _call(action: Any, places: dict[str, int]) -> list[dict[str, Any]]:
