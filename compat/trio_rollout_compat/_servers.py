@@ -14,6 +14,7 @@ import attrs
 import trio
 
 from trio_rollout._http import Address
+from trio_rollout._util.condition import Condition
 from trio_rollout._util.service import open_service
 from trio_rollout.sglang import SGLangServers, open_sglang_servers
 
@@ -52,7 +53,7 @@ class _Bridged:
     _request: bytearray = attrs.field(factory=bytearray, init=False)
     _answer: bytearray = attrs.field(factory=bytearray, init=False)
     _broken: OSError | None = attrs.field(default=None, init=False)
-    _readable: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _changed: Condition = attrs.field(factory=Condition, init=False)
     _closed: bool = attrs.field(default=False, init=False)
     _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
 
@@ -76,11 +77,10 @@ class _Bridged:
             return count
         if self._broken is not None:
             raise self._broken
-        self._readable = trio.Event() if self._readable.is_set() else self._readable
         return None
 
     async def wait_readable(self) -> None:
-        await self._readable.wait()
+        await self._changed.wait_until(lambda: bool(self._answer) or self._broken is not None or self._closed)
 
     async def wait_writable(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -88,6 +88,7 @@ class _Bridged:
     def close(self) -> None:
         self._closed = True
         self._scope.cancel()
+        self._changed.notify()
 
     async def _exchange(  # noqa: ASYNC910  the bridge has them
         self, method: str, path: str, headers: dict[str, str], body: bytes
@@ -100,7 +101,7 @@ class _Bridged:
             except Exception as error:  # ruff: ignore[blind-except]  the boundary to the user's client: a broken connection
                 self._broken = ConnectionError(described(error))
                 self._broken.__cause__ = error
-        self._readable.set()
+        self._changed.notify()
 
 
 def _parsed(head: bytes) -> tuple[str, str, dict[str, str]]:

@@ -6,13 +6,13 @@ import pytest
 import trio
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
-from trio_rollout._util.condition import StateChange
+from trio_rollout._util.condition import Condition
 
 
 @asynccontextmanager
 async def two_who_want(things):
     """Two tasks that wait for a thing and take it; yields what tells them, and what they took."""
-    changed, found = StateChange(), []
+    changed, found = Condition(), []
 
     async def take_one():
         await changed.wait_until(lambda: len(things))
@@ -44,17 +44,17 @@ async def test_what_held_at_first_is_looked_at_again_after_the_checkpoint():
 
 
 async def test_it_returns_what_the_condition_was():
-    assert await StateChange().wait_until(lambda: 3) == 3
+    assert await Condition().wait_until(lambda: 3) == 3
 
 
 async def test_a_condition_that_holds_is_a_checkpoint_all_the_same():
     with assert_checkpoints():
-        await StateChange().wait_until(lambda: True)
+        await Condition().wait_until(lambda: True)
 
 
 @pytest.mark.parametrize("holds", [False, True])
 async def test_cancelled_it_does_not_wait_and_leaves_nobody_behind(holds):
-    changed = StateChange()
+    changed = Condition()
     with trio.CancelScope() as scope:
         scope.cancel()
         await changed.wait_until(lambda: holds)
@@ -63,7 +63,7 @@ async def test_cancelled_it_does_not_wait_and_leaves_nobody_behind(holds):
 
 
 async def test_a_condition_that_raises_raises_where_it_is_waited_for():
-    changed, broken = StateChange(), []
+    changed, broken = Condition(), []
 
     async def wait():
         with pytest.raises(ZeroDivisionError):

@@ -1,4 +1,8 @@
-"""Waiting for a condition over shared state: level-triggered, so that no wake-up can be lost."""
+"""Waiting for a condition over shared state: level-triggered, so that no wake-up can be lost.
+
+The one wake-up primitive of the package. ``trio.Event`` fits what happens once; swapping one Event for the next, which is
+what everything else would need, is this class written by hand.
+"""
 
 from collections.abc import Callable
 from typing import TypeVar, final
@@ -11,17 +15,17 @@ T = TypeVar("T")
 
 @final
 @attrs.define(eq=False, repr=False)
-class StateChange:
-    """Wakes those who wait for a condition; whoever changes the state calls ``notify``.
+class Condition:
+    """Wakes the tasks that wait for a condition; the code that changes the state calls ``notify``.
 
-    A waiter whose condition does not hold is left asleep: two of them look at every slot that becomes free, and a look costs
-    a tenth of a wake-up.
+    A waiter whose condition does not hold stays asleep: the engine has two that look at every slot that becomes free, and
+    a look costs a tenth of a wake-up.
     """
 
     _waiting: dict[trio.lowlevel.Task, Callable[[], object]] = attrs.field(factory=dict, init=False)
 
     def notify(self) -> None:
-        """Let every waiter whose condition holds look at it again."""
+        """Wake every waiter whose condition holds now. The waiter evaluates its condition again before it goes on."""
         if not self._waiting:
             return
         for task, condition in tuple(self._waiting.items()):
@@ -30,12 +34,13 @@ class StateChange:
                 trio.lowlevel.reschedule(task)
 
     async def wait_until(self, condition: Callable[[], T]) -> T:
-        """Wait until ``condition()`` is true, and return what it was; whoever notifies calls it too, so it must only look.
+        """Wait until ``condition()`` is true and return its value.
 
-        Always a checkpoint, and none lies between the condition's last evaluation and the return: what it saw still
+        ``condition`` must only look at state: ``notify`` calls it too, in the notifier's task. The call is always a
+        checkpoint, and there is no checkpoint between the last evaluation and the return: what the condition saw still
         holds. Cancelled, nothing has changed.
         """
-        if condition():  # where it is not, waiting is the checkpoint: one less, two or three times for each group
+        if condition():  # if it does not hold, the wait below is the checkpoint: two or three fewer for each group
             await trio.lowlevel.checkpoint()
         task = trio.lowlevel.current_task()
 
@@ -52,5 +57,5 @@ class StateChange:
 def _may_hold(condition: Callable[[], object]) -> bool:
     try:
         return bool(condition())
-    except Exception:  # noqa: BLE001  the waiter's, not the notifier's: it will raise it where it waits
+    except Exception:  # noqa: BLE001  the waiter raises it again, in its own task
         return True

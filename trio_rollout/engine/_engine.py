@@ -23,7 +23,7 @@ from .._core.lifecycle import State
 from .._core.settings import EngineSettings
 from .._core.statistics import EngineStatistics, ServerStatistics
 from .._core.values import Group, QuarantineReport
-from .._util.condition import StateChange
+from .._util.condition import Condition
 from .._util.ports import Ports
 from .._util.service import is_cancellation, open_service
 from ..abc import Gateway, Generate, GroupFilter, GroupReward, InferenceServers, Instrument, Ledger, Reward, Source
@@ -78,7 +78,7 @@ async def assemble(source: Source, recipe: Recipe, ledger: Ledger | None, instru
 
 
 def _wire(source: Source, recipe: Recipe, ledger: Ledger | None, instruments: Instruments) -> Parts:
-    changed, came, settings = StateChange(), StateChange(), recipe.settings
+    changed, came, settings = Condition(), Condition(), recipe.settings
     fate, book, live, queue = Fate(came), Book(), LiveAttempts(), deque[Entry]()
     record = Record(ledger, fate)
     freshness = Freshness(staleness=settings.staleness, gate=recipe.gate, live=live, instruments=instruments, came=came)
@@ -399,7 +399,7 @@ async def open_rollout_engine(
         gateway=gateway,
     )
     parts = await assemble(source, recipe, ledger, instruments)
-    engine = RolloutEngine(parts, recipe.servers.statistics(), Slots(settings.max_running, StateChange()))
+    engine = RolloutEngine(parts, recipe.servers.statistics(), Slots(settings.max_running, Condition()))
     async with open_service(parts.pool.serve, engine._leave):
         yield engine
     parts.fate.check()

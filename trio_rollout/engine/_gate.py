@@ -14,7 +14,7 @@ from typing import Self, final
 import attrs
 import trio
 
-from .._util.condition import StateChange
+from .._util.condition import Condition
 
 # A tick that sends 64 requests takes about 10 ms (0.15 ms of CPU each, with 512 ids): the loop stays responsive.
 WAKE_PER_TICK = 64
@@ -118,7 +118,7 @@ class Gate:
     is_open: bool = attrs.field(default=True, init=False)
     epoch: int = attrs.field(default=0, init=False)
     version: int = attrs.field(default=0, init=False)
-    changed: StateChange = attrs.field(factory=StateChange, init=False)
+    changed: Condition = attrs.field(factory=Condition, init=False)
     _outside: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _inside: dict[Passage, None] = attrs.field(factory=dict, init=False)
     _clocks: dict[Clock, None] = attrs.field(factory=dict, init=False)

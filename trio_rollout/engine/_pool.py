@@ -21,7 +21,7 @@ from .._core.events import Filtered, Pulled, Quarantined, Ready, Requeued
 from .._core.failures import Again, FailureBudget, after_failure, failure_of, words_of
 from .._core.lifecycle import Event, State
 from .._core.values import GroupId, Prompt, QuarantineReport
-from .._util.condition import StateChange
+from .._util.condition import Condition
 from .._util.time import retry_wait_s, wait_s
 from ..abc import Source
 from ..errors import DataRefused, LedgerError, RolloutError, SourceError
@@ -53,7 +53,7 @@ class Pool:
     fate: Fate
     live: LiveAttempts
     slots: Slots
-    changed: StateChange
+    changed: Condition
     instruments: Instruments
     budget: FailureBudget
     freshness: Freshness

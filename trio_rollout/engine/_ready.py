@@ -12,7 +12,7 @@ import attrs
 
 from .._core.book import Book, Entry
 from .._core.values import Group
-from .._util.condition import StateChange
+from .._util.condition import Condition
 
 
 @final
@@ -26,8 +26,8 @@ class ReadyBuffer:
 
     book: Book
     max_ready: int
-    came: StateChange
-    changed: StateChange
+    came: Condition
+    changed: Condition
     due: Callable[[], int]
     wanted: int = attrs.field(default=0, init=False)
     _bounded: bool = attrs.field(default=True, init=False)

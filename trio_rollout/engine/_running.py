@@ -7,7 +7,7 @@ from typing import final
 import attrs
 
 from .._core.enums import Cause
-from .._util.condition import StateChange
+from .._util.condition import Condition
 from ._attempt import Attempt
 
 
@@ -16,7 +16,7 @@ from ._attempt import Attempt
 class LiveAttempts:
     """Attempts between their start and the end of their settlement. ``changed`` is notified when one leaves."""
 
-    changed: StateChange = attrs.field(factory=StateChange, init=False)
+    changed: Condition = attrs.field(factory=Condition, init=False)
     _attempts: dict[Attempt, None] = attrs.field(factory=dict, init=False)
 
     def __len__(self) -> int:

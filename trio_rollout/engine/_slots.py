@@ -8,7 +8,7 @@ from typing import Self, final
 
 import attrs
 
-from .._util.condition import StateChange
+from .._util.condition import Condition
 
 
 @final
@@ -17,7 +17,7 @@ class Slots:
     """``total`` slots; ``changed`` is notified whenever some become free. ``holders`` counts the groups that have any."""
 
     total: int
-    changed: StateChange
+    changed: Condition
     in_use: int = attrs.field(default=0, init=False)
     holders: int = attrs.field(default=0, init=False)
 

@@ -9,7 +9,7 @@ import attrs
 from .._core.admission import Flow, is_due, is_too_old, pace_room, paces
 from .._core.book import Entry
 from .._core.settings import Discard, Staleness
-from .._util.condition import StateChange
+from .._util.condition import Condition
 from ._gate import Gate
 from ._instruments import Instruments
 from ._running import LiveAttempts
@@ -29,7 +29,7 @@ class Freshness:
     gate: Gate
     live: LiveAttempts
     instruments: Instruments
-    came: StateChange
+    came: Condition
     _asked: int = attrs.field(default=0, init=False)
     _delivered: int = attrs.field(default=0, init=False)
     _per_version: int = attrs.field(default=0, init=False)

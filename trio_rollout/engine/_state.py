@@ -11,7 +11,7 @@ from typing import NoReturn, final
 import attrs
 
 from .._core.events import Event
-from .._util.condition import StateChange
+from .._util.condition import Condition
 from ..abc import Ledger
 from ..errors import DataRefused, LedgerError
 
@@ -24,7 +24,7 @@ class Fate:
     ``closing``: its block is being left.
     """
 
-    changed: StateChange
+    changed: Condition
     error: Exception | None = attrs.field(default=None, init=False)
     told: bool = attrs.field(default=False, init=False)
     obstacle: str | None = attrs.field(default=None, init=False)

@@ -25,7 +25,7 @@ import trio
 from .._core.checks import is_whole
 from .._core.enums import Cause, PauseMode
 from .._core.events import VersionChanged
-from .._util.condition import StateChange
+from .._util.condition import Condition
 from ..errors import ServerError
 from ._context import Recipe
 from ._instruments import Instruments
@@ -68,7 +68,7 @@ class Weights:
     evaluations: LiveAttempts
     record: Record
     fate: Fate
-    changed: StateChange
+    changed: Condition
     freshness: Freshness
     instruments: Instruments
     may_repeat: bool = False

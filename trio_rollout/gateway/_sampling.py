@@ -16,7 +16,7 @@ from .._core.enums import Stop
 from .._core.sampling import SamplingParams
 from .._core.token_tree import Drift, Node, Placement
 from .._core.values import Turn
-from .._util.condition import StateChange
+from .._util.condition import Condition
 from .._util.threads import RunSync
 from ..abc import Rollout
 from ..errors import ServerError, SettingsError
@@ -49,7 +49,7 @@ class SessionTurn:
     delivered: bool = attrs.field(default=False, init=False)
     sampled: Sequence[int] = attrs.field(default=(), init=False)
     _waiting: int = attrs.field(default=0, init=False)
-    _changed: StateChange = attrs.field(factory=StateChange, init=False)
+    _changed: Condition = attrs.field(factory=Condition, init=False)
 
     @property
     def is_over(self) -> bool:

@@ -16,7 +16,7 @@ from .._core.enums import Status, Stop
 from .._core.segments import status_of
 from .._core.token_tree import Drift
 from .._core.values import Prompt, Trajectory
-from .._util.condition import StateChange
+from .._util.condition import Condition
 from ..abc import Rollout
 from ..errors import GenerateError, RequestRejected, ServerError, SessionClosed
 from ._conversation import Conversation
@@ -71,7 +71,7 @@ class GatewaySession:
     _recorded: dict[str, SessionTurn] = attrs.field(factory=dict, init=False)
     _resendable: OrderedDict[str, SessionTurn] = attrs.field(factory=OrderedDict, init=False)
     _nameable: OrderedDict[str, tuple[Message, ...]] = attrs.field(factory=OrderedDict, init=False)
-    _changed: StateChange = attrs.field(factory=StateChange, init=False)
+    _changed: Condition = attrs.field(factory=Condition, init=False)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed.is_set() else "closing" if self._closing else "open"

@@ -11,6 +11,7 @@ from typing import final
 import attrs
 import trio
 
+from .._util.condition import Condition
 from .._util.read_write_lock import ReadWriteLock
 from .._util.time import wait_s
 from ._call import Call, Submission
@@ -40,7 +41,7 @@ class Frontend:
     steps: int = attrs.field(default=0, init=False)
     """How many there have been: a sign of life."""
     _pausing: trio.Condition = attrs.field(factory=trio.Condition, init=False)
-    _work: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _work: Condition = attrs.field(factory=Condition, init=False)
     _idle: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _flushing: bool = attrs.field(default=False, init=False)
 
@@ -59,9 +60,7 @@ class Frontend:
         """
         while True:
             if not self.scheduler.has_work:
-                self._work = trio.Event()
-                await self._work.wait()
-                continue
+                await self._work.wait_until(lambda: self.scheduler.has_work)
             step = self.scheduler.step()
             self.steps += 1
             self.registry.settle(step.ended, trio.current_time())
@@ -141,7 +140,7 @@ class Frontend:
         async with self._pausing:
             self.paused = False
             self.scheduler.resume()
-            self._work.set()
+            self._work.notify()
             self._pausing.notify_all()
 
     async def flush(self, patience: float) -> str | None:
@@ -200,7 +199,7 @@ class Frontend:
         live.request = self.submission.request(live.item, self.scheduler.model.vocab)
         if not self.scheduler.add(live.request):
             self.registry.settle([live.request], trio.current_time())
-        self._work.set()
+        self._work.notify()
 
     def _release(self, live: Live) -> None:
         if not self.registry.is_active(live):

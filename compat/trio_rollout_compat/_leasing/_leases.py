@@ -17,7 +17,7 @@ import trio
 
 from trio_rollout._core.enums import Cause
 from trio_rollout._core.values import Failure, Prompt, Trajectory
-from trio_rollout._util.condition import StateChange
+from trio_rollout._util.condition import Condition
 from trio_rollout._util.service import open_service
 from trio_rollout.errors import GenerateError, ServerError, ServerLost
 
@@ -112,7 +112,7 @@ class Leases:
     capacity: int
     wrap_up: float
     _nursery: trio.Nursery = attrs.field(alias="nursery")
-    _changed: StateChange = attrs.field(factory=StateChange, init=False)
+    _changed: Condition = attrs.field(factory=Condition, init=False)
     _places: list[_Place] = attrs.field(factory=list, init=False)
     _absent: int = attrs.field(default=0, init=False)
     _last_words: str = attrs.field(default="", init=False)

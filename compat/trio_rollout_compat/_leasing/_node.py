@@ -18,7 +18,7 @@ from trio_rollout._core.enums import Cause
 from trio_rollout._core.sampling import SamplingParams
 from trio_rollout._core.settings import EngineSettings, Staleness
 from trio_rollout._core.values import Failure, Group, Prompt, QuarantineReport, Segment, Trajectory
-from trio_rollout._util.condition import StateChange
+from trio_rollout._util.condition import Condition
 from trio_rollout._util.service import open_service
 from trio_rollout.abc import Gateway, Generate, GroupReward, InferenceServers, Instrument, Reward, Rollout
 
@@ -83,7 +83,7 @@ class Node:
     parts: NodeParts
     _held: dict[int, _Held] = attrs.field(factory=dict, init=False)
     _queue: deque[int] = attrs.field(factory=deque, init=False)
-    _changed: StateChange = attrs.field(factory=StateChange, init=False)
+    _changed: Condition = attrs.field(factory=Condition, init=False)
     _numbers: Iterator[int] = attrs.field(factory=itertools.count, init=False)
 
     async def run(self, lease: Lease) -> Settled:

@@ -20,7 +20,7 @@ from ..._core.sampling import SamplingParams
 from ..._core.settings import Deadlines
 from ..._core.statistics import ServerCounts, ServerStatistics
 from ..._core.values import Prompt, Turn, VersionSpan
-from ..._util.condition import StateChange
+from ..._util.condition import Condition
 from ..._util.ports import Ports
 from ...abc import ModelInput, OnTokens
 
@@ -81,7 +81,7 @@ class FakeServers:
     required: int | None = attrs.field(default=None, init=False)
     most_running: int = attrs.field(default=0, init=False)
     _running: dict[_Call, None] = attrs.field(factory=dict, init=False)
-    _changed: StateChange = attrs.field(factory=StateChange, init=False)
+    _changed: Condition = attrs.field(factory=Condition, init=False)
 
     @property
     def calls(self) -> int:

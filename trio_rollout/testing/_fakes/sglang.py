@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, final
 import attrs
 import trio
 
+from ..._util.condition import Condition
 from ..._util.service import open_service
 from .http import HttpRequest, NotHttp, RequestReader, reset, send_answer
 from .plan import Action, Fault, Plan, Reply, Run, Seen, action_of
@@ -58,7 +59,7 @@ class FakeSGLang:
     _running: dict[str, Running] = attrs.field(factory=dict, init=False)
     _continued: trio.Event | None = attrs.field(default=None, init=False)
     _counts: Counter[str] = attrs.field(factory=Counter, init=False)
-    _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _changed: Condition = attrs.field(factory=Condition, init=False)
 
     def __repr__(self) -> str:
         return f"<FakeSGLang {self.url}: {self.in_flight} requests on {self.connections} connections>"
@@ -130,12 +131,10 @@ class FakeSGLang:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until the condition holds; it is asked again whenever something happens on this server."""
-        while not condition():
-            await self._changed.wait()
+        await self._changed.wait_until(condition)
 
     def _notify(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed.notify()
 
     def kill(self) -> None:
         """Reset every connection at once, and forget everything: the process has died, and a new one may answer now."""

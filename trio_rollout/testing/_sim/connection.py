@@ -19,7 +19,7 @@ from typing import final
 import attrs
 import trio
 
-from ..._util.condition import StateChange
+from ..._util.condition import Condition
 
 _RANGE = attrs.validators.deep_iterable(attrs.validators.ge(0.0))
 _SHARE = attrs.validators.and_(attrs.validators.ge(0.0), attrs.validators.le(1.0))
@@ -91,7 +91,7 @@ class Pipe:
         self._size = 0
         self._last = 0.0
         self._cut = False
-        self._changed = StateChange()
+        self._changed = Condition()
         self._end = _News()  # for the reader: no more bytes
         self._left = _News()  # for the writer: the reader has closed
         self._reset_reader = _News()

@@ -19,6 +19,7 @@ import attrs
 import trio
 
 from ..._http import Address, parse_url
+from ..._util.condition import Condition
 from ..._util.service import open_service
 from .connection import End, Fate, Link, NetFaults, SimStream, Wire
 
@@ -41,7 +42,7 @@ class SimHost:
     """Nothing comes or goes."""
     wires: dict[Wire, trio.CancelScope] = attrs.field(factory=dict, init=False)
     """Its open connections, each with the scope of its handler."""
-    _mended: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _mended: Condition = attrs.field(factory=Condition, init=False)
 
     def __repr__(self) -> str:
         state = "cut off" if self.cut_off else "up" if self.up else "down"
@@ -89,8 +90,7 @@ class SimHost:
 
     def _reconnect(self) -> None:
         self.cut_off = False
-        self._mended.set()
-        self._mended = trio.Event()
+        self._mended.notify()
 
     def reset_connections(self) -> None:
         """Reset every connection, as a balancer that restarts does; the server itself runs on."""
@@ -105,9 +105,7 @@ class SimHost:
 
     async def reachable(self) -> None:
         """Wait while it is cut off."""
-        await trio.lowlevel.checkpoint()
-        while self.cut_off:
-            await self._mended.wait()
+        await self._mended.wait_until(lambda: not self.cut_off)
 
 
 @final

@@ -10,6 +10,7 @@ from typing import final
 import attrs
 import trio
 
+from ..._util.condition import Condition
 from .._call import Item
 from .._refusal import invalid
 from .request import Request
@@ -20,16 +21,18 @@ from .request import Request
 class Bell:
     """Wakes the one task that waits for news of a call; news while it is busy is not lost."""
 
-    _rung: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _rung: bool = attrs.field(default=False, init=False)
+    _changed: Condition = attrs.field(factory=Condition, init=False)
 
     def ring(self) -> None:
         """There is news."""
-        self._rung.set()
+        self._rung = True
+        self._changed.notify()
 
     async def wait(self) -> None:
         """Wait for news. Cancelled, the news stays."""
-        await self._rung.wait()
-        self._rung = trio.Event()
+        await self._changed.wait_until(lambda: self._rung)
+        self._rung = False
 
 
 @final

@@ -18,6 +18,7 @@ from typing import Generic, Protocol, TypeVar, final
 import attrs
 import trio
 
+from ..._util.condition import Condition
 from ..._util.ports import Ports
 from .._commands.captured import HeadTailBuffer
 from .._commands.child import Spawn
@@ -157,7 +158,7 @@ class SessionHost:
     closed: bool = attrs.field(default=False, init=False)
     nursery: trio.Nursery | None = attrs.field(default=None, init=False)
     _calls: int = attrs.field(default=0, init=False)
-    _idle: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _idle: Condition = attrs.field(factory=Condition, init=False)
     _started: int = attrs.field(default=0, init=False)
     _evicted: int = attrs.field(default=0, init=False)
     _unreaped: int = attrs.field(default=0, init=False)
@@ -174,12 +175,7 @@ class SessionHost:
         self.closed = True
         await trio.lowlevel.checkpoint()
         with trio.move_on_after(drain):
-            await self._wait_idle()
-
-    async def _wait_idle(self) -> None:
-        await trio.lowlevel.checkpoint()
-        while self._calls:
-            await self._idle.wait()
+            await self._idle.wait_until(lambda: not self._calls)
 
     @contextmanager
     def calling(self) -> Generator[None]:
@@ -192,8 +188,7 @@ class SessionHost:
         finally:
             self._calls -= 1
             if not self._calls:
-                self._idle.set()
-                self._idle = trio.Event()
+                self._idle.notify()
 
     def new(self, command: Command, call_id: str, denial: DenialHandle | None, process_id: int | None) -> Session:
         """A session that is not started yet, under an id of its own."""

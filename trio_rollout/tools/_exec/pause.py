@@ -12,6 +12,8 @@ from typing import final
 import attrs
 import trio
 
+from ..._util.condition import Condition
+
 
 @final
 @attrs.define(eq=False, repr=False)
@@ -21,7 +23,7 @@ class PauseState:
     _holds: int = attrs.field(default=0, init=False)
     _since: float = attrs.field(default=0.0, init=False)
     _total: float = attrs.field(default=0.0, init=False)
-    _resumed: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _resumed: Condition = attrs.field(factory=Condition, init=False)
     _limits: dict[trio.CancelScope, float] = attrs.field(factory=dict, init=False)
 
     @property
@@ -46,15 +48,12 @@ class PauseState:
             self._holds -= 1
             if not self.paused:
                 self._total += trio.current_time() - self._since
-                self._resumed.set()
-                self._resumed = trio.Event()
+                self._resumed.notify()
             self._reschedule()
 
     async def wait_running(self) -> None:
         """Wait until nobody holds it."""
-        await trio.lowlevel.checkpoint()
-        while self.paused:
-            await self._resumed.wait()
+        await self._resumed.wait_until(lambda: not self.paused)
 
     @contextmanager
     def until(self, deadline: float) -> Generator[None]:

@@ -21,6 +21,7 @@ from typing import final
 import attrs
 import trio
 
+from ..._util.condition import Condition
 from ...errors import ToolError
 from .._commands.captured import HeadTailBuffer
 from .._commands.child import Child, ExitStatus, Spawn
@@ -56,7 +57,7 @@ class Session:
     gone: bool = attrs.field(default=False, init=False)
     lock: trio.Lock = attrs.field(factory=trio.Lock, init=False)
     pending: HeadTailBuffer = attrs.field(init=False)
-    _news: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _news: Condition = attrs.field(factory=Condition, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.pending = HeadTailBuffer(self.limits.session_bytes)
@@ -108,18 +109,11 @@ class Session:
 
     def changed(self) -> None:
         """Wake everybody who waits for a change."""
-        self._news.set()
-        self._news = trio.Event()
-
-    async def wait_change(self) -> None:
-        """Wait for the next change."""
-        await self._news.wait()
+        self._news.notify()
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until ``condition`` holds; it is looked at after each change."""
-        await trio.lowlevel.checkpoint()
-        while not condition():
-            await self._news.wait()
+        await self._news.wait_until(condition)
 
     def terminate(self) -> None:
         """SIGKILL to the group. Its exit is observed as any other."""

@@ -13,6 +13,7 @@ import math
 import signal
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from os import PathLike, fspath
 from typing import final
 
@@ -70,6 +71,11 @@ async def collect(session: Session, deadline: float, pause: PauseState) -> HeadT
     return gathered
 
 
+def _has_news(session: Session, closing: float) -> bool:
+    """Output has come, or the session has ended since ``closing`` was set, or its output is closed."""
+    return bool(session.pending.total) or (session.ended and (session.output_closed or closing == math.inf))
+
+
 async def _gather(session: Session, gathered: HeadTailBuffer, deadline: float, pause: PauseState) -> None:
     closing = math.inf
     while True:
@@ -82,7 +88,7 @@ async def _gather(session: Session, gathered: HeadTailBuffer, deadline: float, p
             return
         if not drained:
             with pause.until(min(deadline, closing)):
-                await session.wait_change()
+                await session.until(partial(_has_news, session, closing))
 
 
 INTERRUPT = "\x03"
