@@ -2,8 +2,9 @@
 
 import pytest
 import trio
+import trio.testing
 
-from trio_rollout._util.service import open_service
+from trio_rollout.lowlevel import open_service, open_service_nursery
 
 STARTING = 3  # checkpoints that the service takes to start
 
@@ -62,4 +63,39 @@ async def test_a_body_that_was_only_cancelled_adds_nothing_to_the_service_s_fail
     with pytest.raises(OSError, match="own"):
         async with open_service(serve, leave), trio.open_nursery() as nursery:
             nursery.start_soon(trio.sleep_forever)
+            await trio.sleep_forever()
+
+
+async def test_a_service_nursery_serves_until_its_body_is_left():
+    """A cancellation reaches the body at once, and the tasks of the nursery only behind the body's cleanup."""
+    log = []
+
+    async def serve():
+        try:
+            await trio.sleep_forever()
+        finally:
+            log.append("service")
+
+    with trio.CancelScope() as outer:
+        async with open_service_nursery() as nursery:
+            nursery.start_soon(serve)
+            await trio.testing.wait_all_tasks_blocked()
+            outer.cancel()
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.testing.wait_all_tasks_blocked()
+                log.append("body")
+    assert log == ["body", "service"]
+
+
+async def test_a_failure_in_a_service_nursery_ends_the_body_and_comes_out_bare():
+    async def fail():
+        await trio.lowlevel.checkpoint()
+        raise OSError("the service's own")
+
+    with pytest.raises(OSError, match="the service's own"):
+        async with open_service_nursery() as nursery:
+            nursery.start_soon(fail)
             await trio.sleep_forever()

@@ -1,4 +1,10 @@
-"""What users write: the protocols of sources, generate functions, scorers, filters, servers and ledgers."""
+"""The protocols that users implement: sources, generate functions, scorers, filters, servers, gateways and ledgers.
+
+Every method is called by the engine, in a task of the Trio run that opened it, never from another thread. For each
+protocol its docstring says when that is, what an exception counts as, and what a cancellation has to leave behind. An
+``async`` method may block; it is cancelled by Trio's rules and must let ``trio.Cancelled`` through. All others must
+return at once.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
@@ -18,61 +24,92 @@ if TYPE_CHECKING:
     from .tools import RolloutTools
 
 ModelInput: TypeAlias = Sequence[int] | npt.NDArray[Any] | str
-"""What a server takes as a prompt: token ids, or text that the server itself turns into ids."""
+"""A prompt as servers take it: token ids, or text that the server itself turns into ids."""
 
 OnTokens: TypeAlias = Callable[[Sequence[int]], None]
-"""Told of all ids that were sampled so far, whenever there are more. Called synchronously; must not block or raise."""
+"""Is called with all ids that were sampled so far, whenever there are more. Must not block or raise."""
 
 
 class Source(Protocol):
-    """Where prompts come from. Called from one task at a time.
+    """Gives the engine its prompts.
 
-    Two things more are used where a source has them: ``async check()`` is awaited before a run begins, so that bad input
-    costs no work; ``identity``, a string, is what a ledger knows it by: one of another identity is refused.
+    One task of the engine calls ``take``, ``state`` and ``give_back``, one at a time. An exception of any of them is the
+    source's fault and ends the run: ``next_batch`` raises it, as SourceError unless it is one. An evaluation calls only
+    ``take``, and raises the exception as it is.
+
+    Two optional members are used where a source has them. ``async check()`` is awaited before a run begins, so that bad
+    input is found before any work is done. ``identity``, a string, is kept in the ledger, which then refuses a source
+    with another identity; without it the name of the class is used.
     """
 
     async def take(self, count: int) -> Sequence[Prompt]:
-        """Up to ``count`` prompts; empty means end of data. Cancelled, it must have taken nothing."""
+        """Return up to ``count`` prompts; none means the end of the data.
+
+        Called whenever rollouts can be started. May block until there is a prompt; the drain cancels it. Cancelled, it
+        must have taken nothing. After an empty answer it is called again only after a ``give_back``.
+        """
         ...
 
     async def give_back(self, prompts: Sequence[Prompt]) -> None:
-        """Take back prompts that were never finished; the next ``take`` may return them."""
+        """Accept prompts that were taken and not finished; later calls of ``take`` return them first.
+
+        Called once, by a drain without a ledger (a ledger keeps unfinished prompts itself), within ``Deadlines.drain``.
+        Cancelled, it must have accepted nothing.
+        """
         ...
 
     def state(self) -> dict[str, object]:
-        """The position as JSON-able data, such that ``restore`` continues behind the last ``take``."""
+        """Return the position as data that JSON can express; ``restore`` continues right behind the last ``take``.
+
+        Called after each ``take`` of a run with a ledger, and written in the same transaction as the prompts.
+        """
         ...
 
     def restore(self, state: Mapping[str, object]) -> None:
-        """Continue from a saved position; refuse with SourceError what is not one of this source."""
+        """Continue from a position that ``state`` returned. Called before the first ``take``, if the ledger has one.
+
+        Raises:
+          SourceError: the position is of other data.
+        """
         ...
 
 
 class Session(Protocol):
-    """An agent's door to the model: what it asks at ``base_url`` with ``api_key`` becomes turns of the rollout."""
+    """An agent's access to the model: requests to ``base_url`` with ``api_key`` become turns of the rollout.
+
+    ``rollout.session()`` opens one; the generate function that opened it uses it.
+    """
 
     id: str
     """Unguessable, and never used twice."""
     base_url: str
-    """For ``OPENAI_BASE_URL`` and ``ANTHROPIC_BASE_URL`` alike."""
+    """The value for ``OPENAI_BASE_URL`` and ``ANTHROPIC_BASE_URL`` alike."""
     api_key: str
-    """Of this session only."""
+    """Opens this session only."""
 
     async def close(self) -> None:
-        """Refuse new turns, let running ones finish within the drain time, cancel the rest. Again: nothing happens."""
+        """Refuse new turns, let running ones finish within the drain time, then cancel the rest.
+
+        Leaving the session's block calls it. Blocks until no turn runs; a second call waits for the first. Cancelled, running
+        turns are cancelled at once, and the session is closed all the same.
+        """
         ...
 
     def trajectory(self, *, status: Status | None = None) -> Trajectory:
-        """What was recorded, after the session was closed."""
+        """Return what was recorded. Call it after the session was closed."""
         ...
 
 
 class Rollout(Protocol):
-    """A generate function's only door to the outside: one execution of one prompt, inside its scopes."""
+    """One execution of one prompt: a generate function's only access to servers, sessions and tools.
+
+    The engine makes one for each call of the generate function; it can be used until that call returns. Generate
+    functions may call its methods from several tasks at once.
+    """
 
     @property
     def attempt(self) -> int:
-        """Number of this try at the group, from 1."""
+        """Number of this attempt at the group, from 1."""
         ...
 
     @property
@@ -82,7 +119,7 @@ class Rollout(Protocol):
 
     @property
     def deadline(self) -> float:
-        """When this rollout must be over, on ``trio.current_time()``'s clock; ``inf`` without a deadline."""
+        """The time at which this rollout is cancelled, on ``trio.current_time()``'s clock; ``inf`` for no deadline."""
         ...
 
     @property
@@ -92,7 +129,11 @@ class Rollout(Protocol):
 
     @property
     def input(self) -> ModelInput:
-        """The prompt as the servers take it: its ids, or its text or messages encoded by the tokenizer."""
+        """The prompt as servers take it: its ids, or its text or messages encoded by the tokenizer.
+
+        Raises:
+          RequestRejected: the prompt's fault; see ``InferenceServers.encode``.
+        """
         ...
 
     async def generate(
@@ -103,28 +144,45 @@ class Rollout(Protocol):
         extra: Mapping[str, object] = {},
         on_tokens: OnTokens | None = None,
     ) -> Turn:
-        """Sample one turn. Sampling: this call's, else the prompt's, else the generate function's."""
+        """Sample one turn. Sampling: this call's, else the prompt's, else the generate function's.
+
+        Blocks while a weight update is under way, then until the answer is complete, at most ``Deadlines.turn``. An
+        interrupted turn raises nothing: the attempt is cancelled. Cancelled, the request is aborted on its server
+        before Cancelled goes on, within ``Deadlines.abort``; the tokens sampled so far are lost.
+
+        Raises:
+          RequestRejected: the request's fault: no server accepts it.
+          ServerError: the server's fault.
+        """
         ...
 
     def session(self, *, sampling: SamplingParams | None = None) -> AbstractAsyncContextManager[Session]:
-        """Open a session for an agent that speaks OpenAI or Anthropic over HTTP; needs the engine's ``gateway``."""
+        """Open a session for an agent that speaks OpenAI or Anthropic over HTTP. Needs the engine's ``gateway``."""
         ...
 
     @property
     def tools(self) -> "RolloutTools":
-        """Commands, exec sessions, sandboxes: what they start is dead and reaped when the generate function has ended."""
+        """Commands, exec sessions and sandboxes. What they start is ended and reaped with the generate function."""
         ...
 
     def finish(self, turns: Sequence[Turn], *, status: Status | None = None) -> Trajectory:
-        """The trajectory of these turns; the status follows the last turn's stop unless given."""
+        """Return the trajectory of these turns; the status follows the last turn's stop unless given."""
         ...
 
 
 class Generate(Protocol):
-    """Turns a prompt into a trajectory. May carry its own default in an attribute ``sampling``."""
+    """Makes a trajectory of a prompt. An attribute ``sampling``, if there is one, is the default of its turns."""
 
     async def __call__(self, prompt: Prompt, rollout: Rollout, /) -> Trajectory:
-        """Run one rollout of ``prompt``."""
+        """Run one rollout of ``prompt``.
+
+        Called by the engine once for each sample of each attempt, many at a time; ``prompt`` is a copy that the function
+        may change. May block up to the rollout's and the group's deadline. The attempt's end cancels it: what it then does
+        in ``finally`` blocks is awaited, and its result is lost.
+
+        An exception is the user's fault and uses up one of ``Retry.max_attempts``, and so does a result that is no
+        finished trajectory. ServerLost is free; RequestRejected sets the group aside at once.
+        """
         ...
 
 
@@ -132,7 +190,12 @@ class Reward(Protocol):
     """Scores one trajectory."""
 
     async def __call__(self, trajectory: Trajectory, /) -> float | Mapping[str, float]:
-        """The reward, or several by name."""
+        """Return the reward, or several by name; finite numbers.
+
+        Called by the engine after the generate function, many at a time, each call for at most ``Deadlines.reward``; the
+        attempt's end cancels it. An exception, a missed deadline and a value that is no finite number are the scorer's
+        fault: it alone is called again, ``Retry.max_attempts`` times in all, before the attempt fails.
+        """
         ...
 
 
@@ -140,30 +203,41 @@ class GroupReward(Protocol):
     """Scores a whole group at once."""
 
     async def __call__(self, group: Group, /) -> Sequence[float | Mapping[str, float]]:
-        """One reward for each trajectory, in order."""
+        """Return one reward for each trajectory, in order.
+
+        Called by the engine when all rollouts of a group are finished, before the filter; otherwise like ``Reward``.
+        """
         ...
 
 
 class GroupFilter(Protocol):
-    """Decides whether a finished group is worth training on."""
+    """Decides if a finished group is worth training on."""
 
     async def __call__(self, group: Group, /) -> Keep | Drop:
-        """Keep() or Drop(reason)."""
+        """Return Keep() or Drop(reason).
+
+        Called by the engine when a group has its rewards; otherwise like ``Reward``.
+        """
         ...
 
 
 class InferenceServers(Protocol):
-    """The servers as the engine sees them. ``SGLangServers`` implements it."""
+    """The servers as the engine uses them. ``SGLangServers`` implements it.
+
+    ``under``, ``versions``, ``require_version`` and ``statistics`` are called while the engine is opened; then rollouts
+    call ``encode`` and ``generate``, one task waits in ``blocked_reason_after``, and a weight update calls ``pause``,
+    ``versions``, ``require_version`` and ``resume`` in this order. The servers outlive the engine.
+    """
 
     def under(self, deadlines: Deadlines) -> "InferenceServers":
-        """The same servers, with these budgets for aborts and control calls."""
+        """Return the same servers, with these budgets for aborts and control calls. Called once, by the engine."""
         ...
 
     def encode(self, prompt: Prompt) -> ModelInput:
-        """The prompt as ``generate`` takes it.
+        """Return the prompt as ``generate`` takes it. Called by ``rollout.input``.
 
         Raises:
-          RequestRejected: no server could take it (messages without a tokenizer, an id outside the vocabulary).
+          RequestRejected: the prompt's fault: messages without a tokenizer, or an id outside the vocabulary.
         """
         ...
 
@@ -174,100 +248,140 @@ class InferenceServers(Protocol):
         *,
         affinity: str | None = None,
         extra: Mapping[str, object] = {},
-        moved: Callable[[], None] | None = None,
+        on_progress: Callable[[], None] | None = None,
         on_tokens: OnTokens | None = None,
-        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+        while_waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Turn:
-        """Sample one turn on one server; an aborted one returns with stop ABORT and the tokens it has.
+        """Sample one turn on one server. A turn aborted by others returns with stop ABORT and the tokens it has.
 
-        With ``moved`` the answer is streamed, and ``moved()`` is called whenever new tokens have come; what came before
-        the server was lost is then in ``ServerLost.tokens``. ``on_tokens`` is told which tokens, as far as they are known
-        before the answer is complete. It waits for a server that is not lost or busy inside ``waiting()``, where the
-        caller's clocks stand still.
-        Blocks until the answer is there; waits while no server is usable. Cancelled, the request is aborted on its
-        server and its connection is reused or closed before Cancelled goes on, within the abort budget.
+        Called by ``rollout.generate``, many at a time. Calls of equal ``affinity`` should go to the same server; ``extra``
+        is sent as it is. With ``on_progress`` the answer is streamed, and ``on_progress()`` is called whenever new tokens
+        have come. ``on_tokens`` is called with the tokens, as far as they are known before the answer is complete. Both
+        must not block or raise.
+
+        Blocks until the answer is complete. While every server is lost or busy it waits inside ``while_waiting()``, which
+        stops the caller's clocks. Cancelled, the request is aborted on its server and its connection is reused or closed
+        before Cancelled goes on, within the abort budget.
 
         Raises:
-          RequestRejected: the servers' words for why no server will take this request.
-          ServerLost: the server died with the request.
-          ServerError: any other failure.
+          RequestRejected: the request's fault: no server accepts it. The message has the servers' words.
+          ServerLost: the server was lost with the request; ``tokens`` has what a stream had brought until then.
+          ServerError: the server's fault, any other failure.
         """
         ...
 
     async def pause(self, mode: PauseMode) -> None:
-        """Pause every server. When it returns, none of them samples.
+        """Pause every server. Called when a weight update begins; ``resume`` follows in any case.
+
+        Blocks until none of them samples, within the control budget. Cancelled, some of them may be paused.
 
         Raises:
-          ServerError: names the servers that could not be paused in time; they count as lost from then on.
+          ServerError: names the servers that could not be paused in time. They count as lost.
         """
         ...
 
     async def resume(self) -> None:
-        """Resume every server that may have been paused; then pay the aborts that are owed."""
-        ...
+        """Resume every server that may have been paused, then send the aborts that are owed.
 
-    async def versions(self) -> Mapping[str, int | None]:
-        """The weight version that each usable server names, by URL; None if it names no number."""
-        ...
+        Called at the end of a weight update, in a shielded scope that lasts for the control budget. Blocks until the servers
+        sample again. Cancelled, it goes on in the background.
 
-    def require_version(self, version: int) -> None:
-        """From now on only servers that name this version get work (those that never named one excepted)."""
-        ...
-
-    async def obstacle_after(self, known: str | None) -> str | None:
-        """Wait until what keeps every request from being sent is something else than ``known``, and return it.
-
-        An obstacle is what only a weight update ends: servers answer, and none has the required version. Servers that are
-        lost or busy are none, for they may come back. None: there is no obstacle. Cancelled, nothing has changed.
+        Raises:
+          ServerError: names the servers that could not be resumed. The weight update counts all the same.
         """
         ...
 
-    async def flush_cache(self) -> None:
-        """Empty every server's prefix cache."""
+    async def versions(self) -> Mapping[str, int | None]:
+        """Return the weight version that each usable server reports, by URL; None if it reports no number.
+
+        Called when the engine is opened, and after the body of each weight update. Blocks until all have answered, within
+        the control budget; a server that does not answer is left out. Cancelled, nothing has changed.
+        """
         ...
 
-    async def abort_until_idle(self) -> None:
-        """Abort everything on every server, until none runs anything."""
+    def require_version(self, version: int) -> None:
+        """Send requests only to servers that report this version, or have never reported one.
+
+        Called when the engine is opened, by each weight update, and by ``note_weight_version``.
+        """
         ...
 
-    async def health(self) -> Mapping[str, bool]:
-        """Whether each server answers that it is ready, by URL."""
+    async def blocked_reason_after(self, known: str | None) -> str | None:
+        """Wait until the reason that blocks every request differs from ``known``, and return it; None: not blocked.
+
+        Called in a loop as long as the engine runs; ``next_batch`` and ``evaluate`` raise ServerError with the reason. Servers
+        are blocked when they answer, and none has the required version: only a weight update ends that. Servers that are
+        lost or busy are not, because they can come back. Cancelled, nothing has changed.
+        """
         ...
 
     def statistics(self) -> ServerStatistics:
-        """Counts of this moment."""
+        """Return the counts of this moment. Called by ``engine.statistics()``."""
+        ...
+
+
+class ServerControl(Protocol):
+    """Commands to all servers that the engine itself never sends; trainers and operators do. ``SGLangServers`` has them.
+
+    Each blocks until every server has answered, within the control budget. Cancelled, some servers may have done it.
+    """
+
+    async def flush_cache(self) -> None:
+        """Empty every server's prefix cache.
+
+        Raises:
+          ServerError: names the servers that did not.
+        """
+        ...
+
+    async def abort_until_idle(self) -> None:
+        """Abort every request on every server, other clients' too, until none runs.
+
+        Raises:
+          ServerError: names the servers that did not become idle.
+        """
+        ...
+
+    async def health(self) -> Mapping[str, bool]:
+        """Return for each server, by URL, if it answers that it is ready."""
         ...
 
 
 class Gateway(Protocol):
-    """Where agents reach their sessions. ``trio_rollout.gateway.open_gateway`` gives one."""
+    """Serves the sessions of agents over HTTP. ``trio_rollout.gateway.open_gateway`` gives one."""
 
     def open_session(
         self, rollout: Rollout, *, prompt: Prompt, sampling: SamplingParams
     ) -> AbstractAsyncContextManager[Session]:
-        """A session whose turns are sampled by ``rollout.generate``."""
+        """Open a session whose turns are sampled by ``rollout.generate``. Called by ``rollout.session``.
+
+        Entering and leaving are the session's beginning and its ``close``; an exception counts as the generate function's.
+        """
         ...
 
 
 class Ledger(Protocol):
-    """The engine's memory. ``open_ledger`` gives one on disk."""
+    """The engine's durable memory. ``open_ledger`` gives one on disk."""
 
     async def begin(self, identity: RunIdentity) -> Recovered:
-        """Bind the ledger to a run and return what it remembers.
+        """Bind the ledger to a run and return what it remembers. Called once, when the engine is opened.
+
+        Blocks until the ledger is read. Cancelled, nothing was written.
 
         Raises:
-          LedgerError: it belongs to another run, is of a newer format, or is in use.
+          LedgerError: it belongs to another run, is of a newer format, or is in use. The engine is not opened.
         """
         ...
 
     async def record(self, events: Sequence[Event]) -> None:
         """Write these events in one transaction.
 
-        Blocks until they are on disk. Cancelled before the write was accepted, nothing is written; later it waits for
-        the write's end and returns normally.
+        Called by many tasks at once, before the engine shows what the events say. Blocks until they are on disk. Cancelled
+        before the write was accepted, nothing is written; later it waits for the write's end and returns normally.
 
         Raises:
-          LedgerError: this write, or one before it, failed; nothing of it counts as written.
+          DataRefused: the user's fault: an event has data that cannot be stored. The ledger goes on.
+          LedgerError: this write, or one before it, failed. Nothing of it counts as written, and the run ends.
         """
         ...
 
@@ -295,6 +409,7 @@ __all__ = [
     "OnTokens",
     "Reward",
     "Rollout",
+    "ServerControl",
     "Session",
     "Source",
 ]

@@ -13,9 +13,7 @@ from typing import Any, Final, Protocol, final
 import attrs
 import trio
 
-from trio_rollout._http import Address
-from trio_rollout._util.condition import Condition
-from trio_rollout._util.service import open_service
+from trio_rollout.lowlevel import Address, Condition, open_service_nursery
 from trio_rollout.sglang import SGLangServers, open_sglang_servers
 
 from .bridge import Bridge
@@ -139,20 +137,12 @@ async def open_asyncio_servers(
 
     """
 
-    async def serve(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
-        async with trio.open_nursery() as nursery:
-            task_status.started(nursery)
-            await trio.sleep_forever()
-
-    async def leave(_nursery: trio.Nursery, _error: BaseException | None) -> None:
-        await trio.lowlevel.checkpoint()
-
     async def connect(nursery: trio.Nursery, address: Address) -> _Bridged:
         await trio.lowlevel.checkpoint()
         return _Bridged(address, client, bridge, nursery)
 
     async with (
-        open_service(serve, leave) as nursery,
+        open_service_nursery() as nursery,
         open_sglang_servers(urls, connect=partial(connect, nursery), **more) as servers,
     ):
         yield servers

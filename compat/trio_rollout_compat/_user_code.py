@@ -7,14 +7,11 @@ from typing import Any, Protocol, TypeVar, final
 import attrs
 import trio
 
-from trio_rollout._core.enums import Status
-from trio_rollout._core.sampling import SamplingParams
-from trio_rollout._core.values import Group, Prompt, Trajectory, Turn
+from trio_rollout import Group, Prompt, SamplingParams, Status, Trajectory, Turn
 from trio_rollout.abc import ModelInput, Rollout
 from trio_rollout.tools import RolloutTools
 
 from .bridge import Bridge, Portal
-from .bridge._portal import call_with_portal
 
 Item = TypeVar("Item", Trajectory, Group)
 Score = TypeVar("Score")
@@ -111,7 +108,7 @@ class AsyncioGenerate:
             return await self._fn(prompt, AsyncioRollout(rollout, portal, deadline))
 
         run.__module__, run.__qualname__ = _name(self._fn)
-        return await call_with_portal(self._bridge, run)
+        return await self._bridge.call_with_portal(run)
 
 
 def asyncio_generate(

@@ -12,7 +12,6 @@ import trio
 import trio.testing
 
 from trio_rollout_compat.bridge import BridgeSettings, LeakedTasks, Offence, OnLeak, open_bridge
-from trio_rollout_compat.bridge._portal import call_with_portal
 
 from .handshake import Reached, forever
 
@@ -462,7 +461,7 @@ async def test_what_was_abandoned_keeps_nothing_of_trios(open_any):
 
     async def caller(bridge, reached):
         tasks.append(weakref.ref(trio.lowlevel.current_task()))
-        await call_with_portal(bridge, functools.partial(deaf, reached))
+        await bridge.call_with_portal(functools.partial(deaf, reached))
 
     async with open_any(grace=0.06) as bridge:
         async with trio.open_nursery() as nursery:

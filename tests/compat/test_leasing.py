@@ -263,9 +263,12 @@ async def test_a_service_that_starts_again_goes_on_from_its_ledger(tmp_path, cap
                 scope.cancel()
                 await trio.lowlevel.checkpoint()
         async with opened(holder="second") as service:
+            assert await service.offers(held.ids)
+            assert not await service.offers([*held.ids, *head.ids])  # the last of those is acked
             again, groups = await service.next_batch(2, None)
             assert again.redelivered
             assert set(again.ids) == set(held.ids)  # in the order of the source; they had come as they were finished
+            assert not await service.offers(held.ids)
             acked += [group.prompt.id for group in groups]
             acked += await take_all(service)
         nursery.cancel_scope.cancel()

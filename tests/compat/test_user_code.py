@@ -22,7 +22,6 @@ from trio_rollout.errors import RequestRejected
 from trio_rollout.testing import HANG, Fail, FakeServers, Say, prompts
 from trio_rollout_compat import BridgeSettings, asyncio_generate, asyncio_reward, open_bridge
 from trio_rollout_compat.bridge import AsyncioCancelled, AsyncioExit, Offence
-from trio_rollout_compat.bridge._portal import call_with_portal
 
 from .handshake import forever
 
@@ -263,7 +262,7 @@ async def test_the_portal_runs_any_trio_function_and_not_for_longer_than_its_cal
 async def cross(bridge, fn):
     """Call an asyncio function with a portal; it must come back."""
     with trio.fail_after(10):
-        return await call_with_portal(bridge, fn)
+        return await bridge.call_with_portal(fn)
 
 
 class Odd(BaseException):
@@ -357,7 +356,7 @@ async def test_there_and_back_and_there_again(bridge):
         async def again(portal):
             return await in_asyncio(depth, portal)
 
-        return await call_with_portal(bridge, again)
+        return await bridge.call_with_portal(again)
 
     async def fn(portal):
         return await in_asyncio(5, portal)

@@ -1,7 +1,8 @@
 """Imports point towards the core; stages do not know each other."""
 
+import ast
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ._source import imports, modules, report
@@ -36,6 +37,12 @@ TYPES_ONLY = {
 CORE_IMPORTS = {
     "abc", "array", "attrs", "base64", "bisect", "collections", "contextlib", "copy", "enum", "fractions", "functools", "hashlib",
     "heapq", "itertools", "math", "numpy", "operator", "re", "textwrap", "traceback", "types", "typing",
+}  # fmt: skip
+
+# Private names of Python and of trio-asyncio that compat can't do without; each is explained where it is used.
+FOREIGN_PRIVATE = {
+    "_FakedPolicy", "_base", "_current_frames", "_get_running_loop", "_main_loop", "_main_loop_one", "_original_policy", "_unregister_task",
+    "_value2member_map_",
 }  # fmt: skip
 
 # Where a module may be used that the rest of the package must do without, as prefixes of module names.
@@ -79,6 +86,36 @@ def between_parts(importer: str, imported: str) -> str | None:
     """Why a part of the engine must not import this one, or None."""
     foreign = importer in ENGINE_PARTS and imported.rpartition(".")[0] in ENGINE_PARTS - {importer}
     return "the engine's parts meet in its state, and do not know each other" if foreign else None
+
+
+def against_private(importer: str, imported: str) -> str | None:
+    """Why compat must not import this, or None: it is private to trio_rollout."""
+    private = any(part.startswith("_") and not part.endswith("__") for part in imported.split("."))
+    foreign = top(importer) == "trio_rollout_compat" and top(imported) == "trio_rollout"
+    return (
+        "compat is built on public names only; adapters' are in trio_rollout.lowlevel" if private and foreign else None
+    )
+
+
+def private_attributes(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and name of each private attribute that is used on another object, and is not defined in the same module."""
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    own |= {
+        item.target.id
+        for item in ast.walk(tree)
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+    }
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    own |= {node.attr for node in attributes if isinstance(node.ctx, ast.Store) and is_self(node.value)}
+    for node in attributes:
+        private = node.attr.startswith("_") and not node.attr.endswith("__")
+        if private and not is_self(node.value) and node.attr not in own | FOREIGN_PRIVATE:
+            yield node.lineno, ast.unparse(node)
+
+
+def is_self(node: ast.expr) -> bool:
+    """Whether this is the object whose method it stands in."""
+    return isinstance(node, ast.Name) and node.id in {"self", "cls"}
 
 
 def violations(reason_against: Callable[[str, str], str | None]) -> list[str]:
@@ -127,8 +164,36 @@ def test_reserved_modules_are_used_only_where_they_belong():
     assert not wrong, report(wrong)
 
 
+def test_compat_imports_public_names_only():
+    wrong = violations(against_private)
+    assert not wrong, report(wrong)
+
+
+def test_compat_uses_private_attributes_only_where_they_are_defined():
+    wrong = [
+        f"{path}:{line} uses {attribute}"
+        for name, path in modules()
+        if top(name) == "trio_rollout_compat"
+        for line, attribute in private_attributes(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not wrong, report(wrong)
+
+
+def test_a_foreign_private_attribute_is_seen():
+    code = """
+class Handle:
+    _engine: object
+    def close(self):
+        self._engine._parts.stop()
+        self._open = False
+def left(handle):
+    return handle._open, handle._engine, handle.__class__
+"""
+    assert list(private_attributes(ast.parse(code))) == [(5, "self._engine._parts")]
+
+
 def test_the_rules_see_a_violation():
-    """What the three tests above would say about imports that must not be."""
+    """What the tests above would say about imports that must not be."""
     assert forbidden("trio_rollout.sglang._fleet", "trio_rollout.ledger.open_ledger")
     assert forbidden("trio_rollout._core.values", "trio_rollout._util.ports.Ports")
     assert forbidden("trio_rollout._util.service", "trio_rollout.tools")
@@ -145,6 +210,12 @@ def test_the_rules_see_a_violation():
     assert against_io("trio_rollout._util.ports", "random") is None
     assert against_reserved("trio_rollout.tools._commands.capture", "asyncio.run")
     assert against_reserved("trio_rollout_compat._bridge", "asyncio.run") is None
+    assert against_private("trio_rollout_compat.thread._run", "trio_rollout._util.service.open_service")
+    assert against_private("trio_rollout_compat.thread._run", "trio_rollout.engine._engine")
+    assert against_private("trio_rollout_compat.thread._run", "trio_rollout.lowlevel._secret")
+    assert against_private("trio_rollout_compat.thread._run", "trio_rollout.lowlevel.open_service") is None
+    assert against_private("trio_rollout_compat.thread._run", "trio_rollout_compat.bridge._errors.apart") is None
+    assert against_private("trio_rollout.lowlevel", "trio_rollout._util.service.open_service") is None
     assert {"socket", "time", "os", "random", "ssl"} <= sys.stdlib_module_names - CORE_IMPORTS
     assert "trio" not in CORE_IMPORTS
 

@@ -94,7 +94,7 @@ async def test_a_large_stream_that_comes_in_one_piece_tells_of_its_progress_on_t
         return Reply(body=large_event(seen.rid), headers=headers) if seen.path == "/generate" else None
 
     async with memory_world(plan, run_sync=threads.run_sync) as run:
-        turn = await run.servers.generate(PROMPT, LARGE, moved=lambda: told.append(trio.current_time()))
+        turn = await run.servers.generate(PROMPT, LARGE, on_progress=lambda: told.append(trio.current_time()))
         assert (len(turn.output_ids), threads.calls, len(told)) == (60_000, 0, 1)
 
 

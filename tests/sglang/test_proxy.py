@@ -63,7 +63,7 @@ async def exercise(fake: FakeSGLang, settings: ServerSettings) -> None:
     async with open_sglang_servers([fake.url], settings=settings) as servers:
         assert (await servers.generate(PROMPT, FIVE)).output_ids.tolist() == EXPECTED
         assert len((await servers.generate(PROMPT, SamplingParams(max_new_tokens=50_000))).output_ids) == 50_000
-        assert (await servers.generate(PROMPT, FIVE, moved=lambda: None)).output_ids.tolist() == EXPECTED
+        assert (await servers.generate(PROMPT, FIVE, on_progress=lambda: None)).output_ids.tolist() == EXPECTED
         fake.plan = lambda seen: Run() if seen.path == "/generate" else None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(servers.generate, PROMPT, FIVE)

@@ -379,7 +379,7 @@ async def test_https_does_what_http_does():
         assert (await servers.generate(PROMPT, FIVE)).output_ids.tolist() == EXPECTED
         large = await servers.generate([7] * 200_000, SamplingParams(max_new_tokens=50_000))
         assert len(large.output_ids) == 50_000
-        streamed = await servers.generate(PROMPT, FIVE, moved=lambda: None)
+        streamed = await servers.generate(PROMPT, FIVE, on_progress=lambda: None)
         assert streamed.output_ids.tolist() == EXPECTED
         fake.plan = lambda seen: Run() if seen.path == "/generate" else None
         async with trio.open_nursery() as nursery:

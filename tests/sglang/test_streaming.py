@@ -33,7 +33,7 @@ async def test_a_streamed_answer_is_the_same_turn(world, incremental):
         run.fake.incremental = incremental
         calls = []
         plain = await run.servers.generate(PROMPT, FIVE)
-        turn = await run.servers.generate(PROMPT, FIVE, moved=lambda: calls.append(trio.current_time()))
+        turn = await run.servers.generate(PROMPT, FIVE, on_progress=lambda: calls.append(trio.current_time()))
         assert turn.output_ids.tolist() == plain.output_ids.tolist() == EXPECTED
         assert turn.log_probs.tolist() == plain.log_probs.tolist()
         assert (turn.text, turn.stop, turn.versions) == (plain.text, plain.stop, plain.versions)
@@ -49,7 +49,7 @@ async def test_progress_is_told_while_the_answer_comes(autojump_clock, increment
         times = []
 
         async def one() -> None:
-            await run.servers.generate(PROMPT, FIVE, moved=lambda: times.append(trio.current_time()))
+            await run.servers.generate(PROMPT, FIVE, on_progress=lambda: times.append(trio.current_time()))
 
         nursery.start_soon(one)
         await trio.sleep(10)
@@ -76,7 +76,7 @@ async def test_a_stream_that_breaks_off_leaves_its_tokens(autojump_clock, fault,
         run.fake.incremental = incremental
         run.fake.version = "4"
         with pytest.raises(ServerLost) as caught:
-            await run.servers.generate(PROMPT, SamplingParams(max_new_tokens=10), moved=nothing)
+            await run.servers.generate(PROMPT, SamplingParams(max_new_tokens=10), on_progress=nothing)
         tokens = caught.value.tokens
         count = 10 if fault is Fault.NO_DONE else 5
         if fault is Fault.RESET_IN_BODY and tokens is None:
@@ -86,7 +86,7 @@ async def test_a_stream_that_breaks_off_leaves_its_tokens(autojump_clock, fault,
         assert tokens.output_ids.tolist() == [6 + place for place in range(len(tokens.output_ids))]
         assert len(tokens.log_probs) == len(tokens.output_ids)
         assert tokens.versions == ((0, len(tokens.output_ids), 4),)
-        assert (await run.servers.generate(PROMPT, FIVE, moved=nothing)).output_ids.tolist() == EXPECTED
+        assert (await run.servers.generate(PROMPT, FIVE, on_progress=nothing)).output_ids.tolist() == EXPECTED
 
 
 async def test_a_server_that_dies_in_a_stream_leaves_the_tokens_it_had_sent(autojump_clock):
@@ -95,7 +95,7 @@ async def test_a_server_that_dies_in_a_stream_leaves_the_tokens_it_had_sent(auto
 
         async def lose() -> None:
             with pytest.raises(ServerLost) as caught:
-                await run.servers.generate(PROMPT, FIVE, moved=nothing)
+                await run.servers.generate(PROMPT, FIVE, on_progress=nothing)
             failures.append(caught.value)
 
         async with trio.open_nursery() as nursery:
@@ -108,7 +108,7 @@ async def test_a_server_that_dies_in_a_stream_leaves_the_tokens_it_had_sent(auto
 async def test_a_stream_without_a_token_leaves_none(autojump_clock):
     async with memory_world([Fault.CLOSE]) as run:
         with pytest.raises(ServerLost) as caught:
-            await run.servers.generate(PROMPT, FIVE, moved=nothing)
+            await run.servers.generate(PROMPT, FIVE, on_progress=nothing)
         assert caught.value.tokens is None
 
 
@@ -119,7 +119,7 @@ async def test_an_aborted_stream_returns_what_it_has(autojump_clock, incremental
         turns = []
 
         async def one() -> None:
-            turns.append(await run.servers.generate(PROMPT, FIVE, moved=nothing))
+            turns.append(await run.servers.generate(PROMPT, FIVE, on_progress=nothing))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one)
@@ -136,7 +136,7 @@ async def test_a_cancelled_stream_is_aborted_and_tells_no_more(autojump_clock):
             await run.servers.generate(
                 PROMPT,
                 FIVE,
-                moved=lambda: calls.append(trio.current_time()),
+                on_progress=lambda: calls.append(trio.current_time()),
                 on_tokens=lambda ids: told.append(len(ids)),
             )
         assert told == [1, 2]
@@ -154,7 +154,7 @@ async def test_a_refusal_inside_a_stream_counts_as_the_status_it_names(autojump_
     body = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n".encode()
     reply = Reply(body=body, headers={"content-type": "text/event-stream"})
     async with memory_world([reply]) as run:
-        call = run.servers.generate(PROMPT, FIVE, moved=nothing)
+        call = run.servers.generate(PROMPT, FIVE, on_progress=nothing)
         if kind is ServerBusy:
             assert (await call).output_ids.tolist() == EXPECTED  # asked again
         else:
@@ -168,7 +168,7 @@ async def test_a_server_that_does_not_stream_is_understood_too(autojump_clock):
     answer = {"text": "x", "output_ids": [5], "meta_info": {"finish_reason": {"type": "stop"}}}
     answer["meta_info"]["output_token_logprobs"] = [[-1, 5]]
     async with memory_world([Reply(body=answer)]) as run:
-        assert (await run.servers.generate(PROMPT, FIVE, moved=nothing)).output_ids.tolist() == [5]
+        assert (await run.servers.generate(PROMPT, FIVE, on_progress=nothing)).output_ids.tolist() == [5]
 
 
 @pytest.mark.parametrize("fault", [Fault.MALFORMED_JSON, Fault.WRONG_TYPE, Fault.OTHER_TOKEN, Fault.NO_LOG_PROBS])
@@ -177,7 +177,7 @@ async def test_a_damaged_stream_is_a_server_error(autojump_clock, fault, increme
     async with memory_world([fault]) as run:
         run.fake.incremental = incremental
         with pytest.raises(ServerError) as caught:
-            await run.servers.generate(PROMPT, FIVE, moved=nothing)
+            await run.servers.generate(PROMPT, FIVE, on_progress=nothing)
         assert type(caught.value) is ServerError
         assert run.fake.url in str(caught.value)
 

@@ -77,12 +77,12 @@ class _Shielding(Generic[T]):
 @asynccontextmanager
 async def open_service(
     serve: Serve[T],
-    leave: Callable[[T, BaseException | None], Awaitable[None]],
+    leave: Callable[[T, BaseException | None], Awaitable[None]] | None = None,
 ) -> AsyncGenerator[T]:
     """Run ``serve(task_status=...)`` beside the body and yield what it started with.
 
-    Entering blocks until the service has started. Leaving calls ``leave(value, error)``, where ``error`` is the body's
-    exception or None, inside a shield: it must bound itself. Then the service's scope is cancelled and awaited.
+    Entering blocks until the service has started. Leaving calls ``leave(value, error)``, if it is given, where ``error`` is
+    the body's exception or None, inside a shield: it must bound itself. Then the service's scope is cancelled and awaited.
 
     Raises:
       BaseException: the body's exception as itself, or the service's failure bare, or both in one group.
@@ -105,10 +105,28 @@ async def open_service(
             except BaseException as error:  # ruff: ignore[blind-except]  # noqa: ASYNC103
                 body_error = error
             try:
-                with trio.CancelScope(shield=True):
-                    await leave(value, body_error)
+                if leave is not None:
+                    with trio.CancelScope(shield=True):
+                        await leave(value, body_error)
             finally:
                 scope.cancel()
     except BaseExceptionGroup as group:
         failure = _failure_of(group)
     _raise_outcome(body_error, failure)
+
+
+@asynccontextmanager
+async def open_service_nursery() -> AsyncGenerator[trio.Nursery]:
+    """Open a nursery for tasks that serve the body, and cancel it when the body is left.
+
+    An outer cancellation reaches the body at once and these tasks only when the body is left. A task that raises ends the
+    body, and the error comes out as ``open_service`` says.
+    """
+
+    async def serve(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
+        async with trio.open_nursery() as nursery:
+            task_status.started(nursery)
+            await trio.sleep_forever()
+
+    async with open_service(serve) as nursery:
+        yield nursery

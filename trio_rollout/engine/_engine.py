@@ -22,7 +22,7 @@ from .._core.failures import FailureBudget
 from .._core.lifecycle import State
 from .._core.settings import EngineSettings
 from .._core.statistics import EngineStatistics, ServerStatistics
-from .._core.values import Group, QuarantineReport
+from .._core.values import Group, GroupId, QuarantineReport
 from .._util.condition import Condition
 from .._util.ports import Ports
 from .._util.service import is_cancellation, open_service
@@ -296,6 +296,10 @@ class RolloutEngine:
             generated_tokens=parts.pool.generated_tokens,
             weight_version=self.weight_version,
         )
+
+    def ready_ids(self) -> Sequence[GroupId]:
+        """Return the ids of the groups that are ready, as they came: finished, and not handed out or handed back."""
+        return tuple(entry.id for entry in self._parts.delivery.ready.entries)
 
     def quarantined(self) -> Sequence[QuarantineReport]:
         """What was given up: id, cause, attempts and last error of each."""

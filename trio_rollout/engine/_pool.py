@@ -111,7 +111,7 @@ class Pool:
 
     async def _note_obstacles(self) -> None:
         while True:
-            self.fate.obstruct(await self.recipe.servers.obstacle_after(self.fate.obstacle))
+            self.fate.obstruct(await self.recipe.servers.blocked_reason_after(self.fate.obstacle))
 
     async def _pull(self) -> None:
         while not self.exhausted:

@@ -126,9 +126,9 @@ async def _call_once(
                 sampling,
                 affinity=affinity,
                 extra=extra,
-                moved=moved,
+                on_progress=moved,
                 on_tokens=on_tokens,
-                waiting=passage.stopped,
+                while_waiting=passage.stopped,
             )
         except ServerLost as error:
             return _lost(error, attempt)

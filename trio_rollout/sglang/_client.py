@@ -92,17 +92,17 @@ class SGLangServers:
         *,
         affinity: str | None = None,
         extra: Mapping[str, object] = _NOTHING,
-        moved: Callable[[], None] | None = None,
+        on_progress: Callable[[], None] | None = None,
         on_tokens: OnTokens | None = None,
-        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+        while_waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Coroutine[Any, Any, Turn]:
         """Sample one turn on one server; an aborted one returns with stop ABORT and the tokens it has.
 
         The server is the one that last had this ``affinity`` while it can be used, else the least loaded one. A busy server
-        (503, 429, …) is asked again later, another one at once, under a fresh request id each time. With ``moved`` the
-        answer is streamed and ``moved()`` called for every piece of it; it must not block or raise. ``on_tokens``
+        (503, 429, …) is asked again later, another one at once, under a fresh request id each time. With ``on_progress`` the
+        answer is streamed and ``on_progress()`` called for every piece of it; it must not block or raise. ``on_tokens``
         streams it too, and is told which tokens there are so far. While every server is lost or busy it waits inside a
-        ``waiting()`` block.
+        ``while_waiting()`` block.
 
         Blocks until the answer is there; waits while no server is usable. **Without a deadline of the caller it may wait for
         ever.** Cancelled, the request is aborted on its server and its answer awaited, within the abort budget, before
@@ -115,7 +115,7 @@ class SGLangServers:
 
         """
         return Generation(
-            self._fleet, input_ids, sampling, extra, affinity, self._abort_s, moved, on_tokens, waiting
+            self._fleet, input_ids, sampling, extra, affinity, self._abort_s, on_progress, on_tokens, while_waiting
         ).run()
 
     async def pause(self, mode: PauseMode) -> None:
@@ -154,13 +154,13 @@ class SGLangServers:
         """From now on only servers that name this version get work (those that never named one excepted)."""
         self._fleet.require_version(version)
 
-    async def obstacle_after(self, known: str | None) -> str | None:
+    async def blocked_reason_after(self, known: str | None) -> str | None:
         """Wait until what keeps every request from being sent is something else than ``known``, and return it.
 
         There is an obstacle when servers have answered for as long as a control call may take, and none of them names the
         required version: only a weight update ends that. None: there is none. Cancelled, nothing has changed.
         """
-        return await self._fleet.obstacle_after(known, patience_s=self._control_s)
+        return await self._fleet.blocked_reason_after(known, patience_s=self._control_s)
 
     async def flush_cache(self) -> None:
         """Empty every server's prefix cache; asked again while a server refuses because requests are still leaving it.

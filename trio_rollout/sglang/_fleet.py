@@ -142,7 +142,7 @@ class Fleet:
             f"current version: {'; '.join(states)}"
         )
 
-    async def obstacle_after(self, known: str | None, *, patience_s: float) -> str | None:
+    async def blocked_reason_after(self, known: str | None, *, patience_s: float) -> str | None:
         """Wait until the obstacle is another one than ``known``; a new one counts once it has lasted for ``patience_s``."""
         while True:
             await trio.lowlevel.checkpoint()

@@ -15,11 +15,9 @@ from typing import Final, Protocol, TypeVar, final
 import attrs
 import trio
 
-from trio_rollout._core.enums import Cause
-from trio_rollout._core.values import Failure, Prompt, Trajectory
-from trio_rollout._util.condition import Condition
-from trio_rollout._util.service import open_service
+from trio_rollout import Cause, Failure, Prompt, Trajectory
 from trio_rollout.errors import GenerateError, ServerError, ServerLost
+from trio_rollout.lowlevel import Condition, open_service_nursery
 
 
 @attrs.frozen(kw_only=True)
@@ -220,15 +218,7 @@ async def open_leases(
 ) -> AsyncGenerator[Leases]:
     """Lend groups to these nodes, ``capacity`` at once to each, until the block is left."""
 
-    async def serve(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
-        async with trio.open_nursery() as nursery:
-            task_status.started(nursery)
-            await trio.sleep_forever()
-
-    async def leave(_nursery: trio.Nursery, _error: BaseException | None) -> None:
-        await trio.lowlevel.checkpoint()
-
-    async with open_service(serve, leave) as nursery:
+    async with open_service_nursery() as nursery:
         leases = Leases(holder=holder, capacity=capacity, wrap_up=wrap_up, nursery=nursery)
         for worker in workers:
             leases.expect(worker)

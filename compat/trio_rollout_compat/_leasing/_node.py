@@ -8,21 +8,29 @@ import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from typing import Final, TypeAlias, cast, final
+from typing import Final, TypeAlias, final
 
 import attrs
 import trio
 
-from trio_rollout import RolloutEngine, open_rollout_engine
-from trio_rollout._core.enums import Cause
-from trio_rollout._core.sampling import SamplingParams
-from trio_rollout._core.settings import EngineSettings, Staleness
-from trio_rollout._core.values import Failure, Group, Prompt, QuarantineReport, Segment, Trajectory
-from trio_rollout._util.condition import Condition
-from trio_rollout._util.service import open_service
+from trio_rollout import (
+    Cause,
+    EngineSettings,
+    Failure,
+    Group,
+    Prompt,
+    QuarantineReport,
+    RolloutEngine,
+    SamplingParams,
+    Segment,
+    Staleness,
+    Trajectory,
+    open_rollout_engine,
+)
 from trio_rollout.abc import Gateway, Generate, GroupReward, InferenceServers, Instrument, Reward, Rollout
+from trio_rollout.lowlevel import Condition, open_service_nursery
 
-from ..slime._life import HostServers
+from .._host_servers import HostServers
 from ._leases import Lease, Settled
 
 Score: TypeAlias = float | Mapping[str, float]
@@ -208,28 +216,21 @@ async def open_node(open_parts: OpenParts, settings: EngineSettings) -> AsyncGen
     """A node's engine, ready to be lent groups. Leaving drains it; what it had not finished goes back."""
     async with open_parts() as parts:
         node = Node(parts)
-        async with open_rollout_engine(
-            node,
-            node,
-            servers=cast(
-                "InferenceServers", HostServers(parts.servers)
-            ),  # the trainer updates the weights, and tells nobody
-            reward=None if parts.reward is None else node.reward,
-            group_reward=None if parts.group_reward is None else node.group_reward,
-            settings=node_settings(settings),
-            instruments=[node, *parts.instruments],
-            gateway=parts.gateway,
-        ) as engine:
-
-            async def serve(*, task_status: trio.TaskStatus[None]) -> None:
-                task_status.started()
-                await node.deliver(engine)
-
-            async def leave(_value: None, _error: BaseException | None) -> None:
-                await trio.lowlevel.checkpoint()
-
-            async with open_service(serve, leave):
-                yield node
+        async with (
+            open_rollout_engine(
+                node,
+                node,
+                servers=HostServers(parts.servers),
+                reward=None if parts.reward is None else node.reward,
+                group_reward=None if parts.group_reward is None else node.group_reward,
+                settings=node_settings(settings),
+                instruments=[node, *parts.instruments],
+                gateway=parts.gateway,
+            ) as engine,
+            open_service_nursery() as nursery,
+        ):
+            nursery.start_soon(node.deliver, engine, name="deliver finished leases")
+            yield node
 
 
 __all__ = ["Node", "NodeParts", "OpenParts", "node_settings", "open_node"]

@@ -7,46 +7,81 @@ acked, the drain. Knows nothing of Ray.
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import cast, final
+from typing import Final, final
 
 import attrs
 import trio
 
-from trio_rollout import Batch, RolloutEngine, open_ledger, open_rollout_engine
-from trio_rollout._core.settings import EngineSettings
-from trio_rollout._core.statistics import EngineStatistics, ServerStatistics
-from trio_rollout._core.values import Group, GroupId, Prompt, QuarantineReport, Trajectory
-from trio_rollout.abc import GroupFilter, InferenceServers, Rollout, Source
-from trio_rollout.errors import RolloutError
+from trio_rollout import (
+    Batch,
+    Deadlines,
+    EngineSettings,
+    EngineStatistics,
+    Group,
+    GroupId,
+    PauseMode,
+    Prompt,
+    QuarantineReport,
+    RolloutEngine,
+    SamplingParams,
+    ServerStatistics,
+    Trajectory,
+    Turn,
+    open_ledger,
+    open_rollout_engine,
+)
+from trio_rollout.abc import GroupFilter, ModelInput, Rollout, Source
+from trio_rollout.errors import RolloutError, ServerError
 
 from ._leases import Leases, Worker, open_leases
+
+_NO_SERVERS: Final = "the lease service has no servers, its nodes have them"
 
 
 @final
 @attrs.frozen(eq=False)
 class NoServers:
-    """The nodes have them. What else the engine asks of servers is refused by name."""
+    """Stands for the servers in the lease service's engine, which has none: the nodes have them."""
 
-    def under(self, deadlines: object) -> "NoServers":
-        """The same."""
+    def under(self, deadlines: Deadlines) -> "NoServers":
+        """Return itself."""
         del deadlines
         return self
 
+    def encode(self, prompt: Prompt) -> ModelInput:
+        """Refuse. The lease service's generate function does not ask."""
+        raise ServerError(f"encode {prompt.id!r}: {_NO_SERVERS}")
+
+    async def generate(self, input_ids: ModelInput, sampling: SamplingParams, **more: object) -> Turn:
+        """Refuse. The lease service's generate function does not ask."""
+        del input_ids, sampling, more
+        await trio.lowlevel.checkpoint()
+        raise ServerError(f"generate: {_NO_SERVERS}")
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Refuse: the trainer updates the weights itself and says so with ``note_weight_version``."""
+        await trio.lowlevel.checkpoint()
+        raise ServerError(f"pause({mode}): {_NO_SERVERS}")
+
+    async def resume(self) -> None:
+        """Resume no server."""
+        await trio.lowlevel.checkpoint()
+
     async def versions(self) -> Mapping[str, int | None]:
-        """None names any."""
+        """Return no version."""
         await trio.lowlevel.checkpoint()
         return {}
 
     def require_version(self, version: int) -> None:
-        """Nothing."""
+        """Require nothing."""
 
-    async def obstacle_after(self, known: str | None) -> str | None:
-        """None that would be known here: waits for ever."""
+    async def blocked_reason_after(self, known: str | None) -> str | None:
+        """Wait for ever: no reason would be known here."""
         del known
         await trio.sleep_forever()
 
     def statistics(self) -> ServerStatistics:
-        """Nothing of anything."""
+        """Return counts that are all zero."""
         return ServerStatistics(servers=(), connections=0, debts=0, orphans=0, late=0)
 
 
@@ -143,7 +178,7 @@ class LeaseService:
     async def offers(self, ids: Sequence[GroupId]) -> bool:
         """Whether all these groups can be had, and none of them was acked."""
         await trio.lowlevel.checkpoint()
-        return set(ids) <= {entry.id for entry in self._engine._parts.delivery.ready.entries}
+        return set(ids) <= set(self._engine.ready_ids())
 
     async def statistics(self) -> tuple[EngineStatistics, tuple[str, ...], int]:
         """The engine's counts, the nodes that can be lent to, and how many groups are lent."""
@@ -191,7 +226,7 @@ async def open_lease_service(
             open_rollout_engine(
                 open_source(),
                 Lending(leases),
-                servers=cast("InferenceServers", NoServers()),
+                servers=NoServers(),
                 group_filter=group_filter,
                 ledger=opened,
                 settings=service_settings(settings, len(workers)),

@@ -9,14 +9,14 @@ from ._account import BridgeSettings as BridgeSettings
 from ._account import BridgeStatistics as BridgeStatistics
 from ._account import Offence as Offence
 from ._account import OnLeak as OnLeak
+from ._bridge import BackendName as BackendName
 from ._bridge import Bridge as Bridge
+from ._bridge import open_bridge as open_bridge
 from ._errors import AsyncioCancelled as AsyncioCancelled
 from ._errors import AsyncioExit as AsyncioExit
 from ._errors import BridgeClosed as BridgeClosed
 from ._errors import BridgeError as BridgeError
 from ._errors import LeakedTasks as LeakedTasks
-from ._open import BackendName as BackendName
-from ._open import open_bridge as open_bridge
 from ._portal import Portal as Portal
 
 __all__ = [

@@ -15,7 +15,7 @@ from typing import Final, final
 
 import attrs
 
-from trio_rollout._core.checks import seconds
+from trio_rollout.lowlevel import seconds
 
 from ._call import Call
 

@@ -6,22 +6,29 @@ The bridge: asyncio functions called from Trio, with Trio's rules for cancellati
 import asyncio
 import contextlib
 import contextvars
+import enum
 import functools
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Any, ParamSpec, TypeVar, final
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Final, ParamSpec, TypeVar, final
 
 import attrs
 import sniffio
 import trio
 
+from trio_rollout.errors import SettingsError
+from trio_rollout.lowlevel import open_service
+
 from ._account import Account, BridgeSettings, BridgeStatistics, Offence, OnLeak, stack_of
-from ._backend import Running, answered
+from ._backend import Backend, Running, answered
 from ._call import Call, Ending, name_of
 from ._errors import BridgeClosed, BridgeError, LeakedTasks, as_exception
+from ._inloop import InLoop
 from ._iterate import iterate
+from ._portal import Portal, call_with_portal
 from ._tasks import Hooks
+from ._thread import Attach, Thread
 
 
 @final
@@ -102,7 +109,7 @@ class Bridge:
     """Made by ``open_bridge``; belongs to the Trio run that opened it."""
 
     _running: Running
-    _settings: BridgeSettings
+    settings: BridgeSettings
     _token: trio.lowlevel.TrioToken
     _account: Account = attrs.field(factory=Account, init=False)
     _hooks: Hooks = attrs.field(init=False)
@@ -111,9 +118,9 @@ class Bridge:
 
     def __attrs_post_init__(self) -> None:
         running = self._running
-        may_outlive = self._settings.on_leak is OnLeak.WARN
-        self._hooks = Hooks(running.loop, self._account.note, self._settings.slow_step, running.foreign, may_outlive)
-        self._ender = Ender(running, self._settings, self._account, [])
+        may_outlive = self.settings.on_leak is OnLeak.WARN
+        self._hooks = Hooks(running.loop, self._account.note, self.settings.slow_step, running.foreign, may_outlive)
+        self._ender = Ender(running, self.settings, self._account, [])
 
     def __repr__(self) -> str:
         return f"<Bridge to {self._running.describe}: {self.statistics()}>"
@@ -147,6 +154,15 @@ class Bridge:
 
         """
         return await self._call(fn, args, kwargs, keeps=True)
+
+    async def call_with_portal(self, fn: Callable[[Portal], Awaitable[T]]) -> T:
+        """Like ``call(fn, portal)``, with a portal back into Trio that is usable until the call is over.
+
+        Raises:
+          Exception: as ``call``.
+
+        """
+        return await call_with_portal(self.call, self._running, fn)
 
     async def _call(
         self, fn: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: dict[str, Any], *, keeps: bool
@@ -197,14 +213,14 @@ class Bridge:
         return call
 
     def _give_up(self) -> float:
-        return trio.current_time() + self._settings.grace
+        return trio.current_time() + self.settings.grace
 
     def _unwrapped(self, call: Call, ending: Ending, left: list[str]) -> Any:
         if ending.cancelled and self._closed:
             raise BridgeClosed(f"{call.name}: cancelled because the bridge was left")
         if ending.error is not None or ending.cancelled:
             raise as_exception(ending.error or asyncio.CancelledError(), call.name)
-        if left and self._settings.on_leak is OnLeak.ERROR:
+        if left and self.settings.on_leak is OnLeak.ERROR:
             raise LeakedTasks(f"{call.name} returned with {len(left)} tasks still running: {', '.join(left)}")
         return ending.value
 
@@ -244,7 +260,7 @@ class Bridge:
         One asyncio task runs the generator, from its first step to its last: leaving the block closes it there and waits for
         that, within the grace. A cancelled ``anext`` loses nothing: the next one gets the item.
         """
-        return iterate(self, functools.partial(fn, *args, **kwargs))
+        return iterate(self.call, self._running, functools.partial(fn, *args, **kwargs))
 
     def statistics(self) -> BridgeStatistics:
         """Counts of this moment, and what functions did wrong, by name."""
@@ -255,8 +271,8 @@ class Bridge:
             self._hooks.install()
             self._ender.loop_thread.append(threading.get_ident())
 
-        if not await answered(self._running, hello, self._settings.answer):
-            raise BridgeError(f"{self._running.describe} did not answer within {self._settings.answer} s")
+        if not await answered(self._running, hello, self.settings.answer):
+            raise BridgeError(f"{self._running.describe} did not answer within {self.settings.answer} s")
 
     async def _leave(self) -> None:
         """End everything that is still alive, zombies too; at most the grace. The caller shields it."""
@@ -269,8 +285,77 @@ class Bridge:
             for call in self._account.everything():
                 self._running.post(call.forget)
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            await answered(self._running, self._hooks.remove, self._settings.again)
+            await answered(self._running, self._hooks.remove, self.settings.again)
 
     async def _end_at_leave(self, call: Call, give_up: float) -> None:
         await self._ender.stop(call, give_up=give_up, everything=True)
         call.ended.set()  # whoever waits for an abandoned one is told that the bridge is closed
+
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+_DEFAULTS: Final = BridgeSettings()
+
+
+class BackendName(enum.Enum):
+    """Where asyncio code runs."""
+
+    ATTACH = "attach"
+    """On a loop that the host owns and runs on another thread. The right one whenever there is such a loop."""
+    THREAD = "thread"
+    """On a loop of the bridge's own, on a thread of its own. User code that blocks does not stall the engine."""
+    IN_LOOP = "in-loop"
+    """On a trio-asyncio loop in the engine's thread: exact under a virtual clock. **Changes stock asyncio in the whole
+    process, for good**; see ``docs/embedding.md`` before choosing it."""
+
+
+def _backend(
+    name: BackendName, loop: asyncio.AbstractEventLoop | None, factory: LoopFactory | None, settings: BridgeSettings
+) -> Backend:
+    if (loop is not None) is not (name is BackendName.ATTACH):
+        raise SettingsError(
+            f"open_bridge: backend {name.value!r} with loop={loop!r}; a loop belongs to 'attach', which needs one"
+        )
+    if factory is not None and name is not BackendName.THREAD:
+        raise SettingsError(f"open_bridge: backend {name.value!r} makes no loop, so loop_factory has no meaning")
+    if loop is not None:
+        return Attach(loop, settings.answer)
+    return Thread(factory, settings.grace) if name is BackendName.THREAD else InLoop()
+
+
+@asynccontextmanager
+async def open_bridge(
+    backend: BackendName | str | None = None,
+    *,
+    loop: asyncio.AbstractEventLoop | None = None,
+    loop_factory: LoopFactory | None = None,
+    settings: BridgeSettings = _DEFAULTS,
+) -> AsyncGenerator[Bridge]:
+    """Run asyncio code until the block is left. Open it outside of the engine that uses it.
+
+    ``backend``: ``"attach"``, ``"thread"`` or ``"in-loop"``; without one it is attach if a ``loop`` is given, else thread.
+    ``loop_factory``: for thread, such as ``uvloop.new_event_loop``.
+
+    Entering blocks until the loop answers. Leaving cancels what still runs, and waits for it, for abandoned calls and for a
+    loop of its own at most ``grace`` seconds each.
+
+    Raises:
+      SettingsError: the arguments do not fit each other.
+      BridgeError: the host's loop does not answer, or in-loop was asked for where it cannot work.
+
+    """
+    try:
+        name = BackendName(backend or (BackendName.THREAD if loop is None else BackendName.ATTACH))
+    except ValueError as error:
+        allowed = ", ".join(repr(item.value) for item in BackendName)
+        raise SettingsError(f"open_bridge: backend {backend!r}, allowed: {allowed}") from error
+    opened = _backend(name, loop, loop_factory, settings)
+
+    async def serve(*, task_status: trio.TaskStatus[Bridge]) -> None:
+        async with opened() as running:
+            bridge = Bridge(running, settings, trio.lowlevel.current_trio_token())
+            await bridge._enter()
+            task_status.started(bridge)
+            await trio.sleep_forever()
+
+    async with open_service(serve, lambda bridge, _error: bridge._leave()) as bridge:
+        yield bridge

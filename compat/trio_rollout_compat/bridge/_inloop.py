@@ -17,7 +17,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trio_rollout._util.service import open_service
+from trio_rollout.lowlevel import open_service
 
 from ._backend import Opened, Running, replies_to
 from ._errors import BridgeError
@@ -98,10 +98,7 @@ class InLoop:
                 finally:
                     del loop.stop
 
-        async def leave(_loop: asyncio.AbstractEventLoop, _error: BaseException | None) -> None:
-            await trio.lowlevel.checkpoint()
-
-        async with open_service(serve, leave) as loop:
+        async with open_service(serve) as loop:
 
             def post(fn: Callable[[], object]) -> None:
                 loop.call_soon_threadsafe(fn)

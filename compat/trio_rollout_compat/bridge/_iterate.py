@@ -7,19 +7,17 @@ that entered them.
 import asyncio
 import functools
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, final
 
 import attrs
 import trio
 
-from trio_rollout._util.service import open_service
+from trio_rollout.lowlevel import open_service
 
+from ._backend import Running
 from ._call import name_of
-
-if TYPE_CHECKING:
-    from ._bridge import Bridge
 
 _END: Final = object()
 
@@ -93,19 +91,18 @@ def _pump(
 
 
 @asynccontextmanager
-async def iterate(bridge: "Bridge", make: Callable[[], AsyncIterator[Any]]) -> AsyncGenerator[Feed]:
+async def iterate(
+    call: Callable[..., Awaitable[None]], running: Running, make: Callable[[], AsyncIterator[Any]]
+) -> AsyncGenerator[Feed]:
     """See ``Bridge.iterate``."""
-    post, reply, wanted = bridge._running.post, bridge._running.reply, asyncio.Event()
+    post, reply, wanted = running.post, running.reply, asyncio.Event()
     send, receive = trio.open_memory_channel[Any](math.inf)  # bounded by the asking: one at a time
     pump = _pump(make, wanted, lambda item: reply(functools.partial(send.send_nowait, item)))
 
     async def serve(*, task_status: trio.TaskStatus[Feed]) -> None:
         task_status.started(Feed(lambda: post(wanted.set), receive))
-        await bridge.call(pump)
-
-    async def leave(_feed: Feed, _error: BaseException | None) -> None:
-        await trio.lowlevel.checkpoint()  # the service's scope is cancelled next, and that closes the generator
+        await call(pump)
 
     with send, receive:
-        async with open_service(serve, leave) as feed:
+        async with open_service(serve) as feed:  # leaving cancels it, and that closes the generator
             yield feed

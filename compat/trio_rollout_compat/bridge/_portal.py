@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple, final
+from typing import Any, Final, TypeVar, TypeVarTuple, final
 
 import attrs
 import trio
@@ -16,9 +16,6 @@ import trio
 from ._backend import Running
 from ._call import name_of
 from ._errors import apart, portable
-
-if TYPE_CHECKING:
-    from ._bridge import Bridge
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -124,14 +121,16 @@ def _finish(future: "asyncio.Future[Any]", value: Any = None, error: BaseExcepti
         future.set_exception(error)
 
 
-async def call_with_portal(bridge: "Bridge", fn: Callable[[Portal], Awaitable[T]]) -> T:
-    """``bridge.call(fn, portal)``, with a portal that lives as long as the call."""
+async def call_with_portal(
+    call: Callable[..., Awaitable[T]], running: Running, fn: Callable[[Portal], Awaitable[T]]
+) -> T:
+    """See ``Bridge.call_with_portal``."""
     made: list[T] = []
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
-        portal = Portal(bridge._running, nursery)
+        portal = Portal(running, nursery)
         try:
-            made.append(await bridge.call(fn, portal))
+            made.append(await call(fn, portal))
         except Exception as error:  # ruff: ignore[blind-except]  raised again below, outside the nursery, as itself
             failure = error
         finally:

@@ -14,10 +14,10 @@ import ray
 import trio
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayError, RayTaskError
 
-from trio_rollout._core.settings import EngineSettings
-from trio_rollout._util.time import wait_s
+from trio_rollout import EngineSettings
 from trio_rollout.abc import GroupFilter, Source
 from trio_rollout.errors import EndOfData, EngineClosed, ServerLost
+from trio_rollout.lowlevel import wait_s
 
 from .._leasing._leases import Lease, Settled
 from .._leasing._node import OpenParts, open_node

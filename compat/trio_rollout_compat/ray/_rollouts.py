@@ -14,9 +14,7 @@ import attrs
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
 
-from trio_rollout._core.settings import EngineSettings
-from trio_rollout._core.statistics import EngineStatistics
-from trio_rollout._core.values import GroupId, QuarantineReport
+from trio_rollout import EngineSettings, EngineStatistics, GroupId, QuarantineReport
 from trio_rollout.abc import GroupFilter, Source
 from trio_rollout.errors import EngineClosed, RolloutError
 

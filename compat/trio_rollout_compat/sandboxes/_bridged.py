@@ -15,8 +15,8 @@ import attrs
 import httpx  # noqa: ASYNC127  only its exceptions: what the clients of such services raise
 import trio
 
-from trio_rollout._util.time import wait_s
 from trio_rollout.errors import ToolError
+from trio_rollout.lowlevel import wait_s
 from trio_rollout.tools import Captured, Command, NeverRan, SandboxSpec, StopKind
 
 from ..bridge import Bridge

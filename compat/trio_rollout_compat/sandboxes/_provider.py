@@ -12,8 +12,8 @@ from typing import final
 import attrs
 import trio
 
-from trio_rollout._util.service import open_service
 from trio_rollout.errors import ToolError
+from trio_rollout.lowlevel import open_service
 from trio_rollout.tools import NeverRan, SandboxCounts, SandboxSpec
 
 from ..bridge import Bridge
@@ -76,7 +76,7 @@ class SlimeSandboxes:
 
     async def leave(self) -> None:
         """Wait for those that are still being made or destroyed, as long as the bridge is patient."""
-        with trio.move_on_after(self._access.bridge._settings.grace):
+        with trio.move_on_after(self._access.bridge.settings.grace):
             for sandbox in self._living.values():
                 sandbox.unwanted()
             for sandbox in list(self._living.values()):

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import attrs
 
-from trio_rollout._core.settings import Discard, Staleness
+from trio_rollout import Discard, Staleness
 from trio_rollout.errors import SettingsError
 
 REQUIRED: Final = object()

@@ -7,8 +7,7 @@ from typing import Any
 
 import attrs
 
-from trio_rollout._core.enums import Status
-from trio_rollout._core.values import Group, Prompt
+from trio_rollout import Group, Prompt, Status
 
 from ._arguments import Arguments
 from ._samples import KEY, Pristine, flat, prompt_of

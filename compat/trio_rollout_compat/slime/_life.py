@@ -3,15 +3,14 @@
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, final
 
 import attrs
 
-from trio_rollout import RolloutEngine, open_rollout_engine, open_sglang_servers
-from trio_rollout._core.settings import Deadlines, EngineSettings
-from trio_rollout.abc import InferenceServers
+from trio_rollout import Deadlines, EngineSettings, RolloutEngine, open_rollout_engine, open_sglang_servers
 from trio_rollout.sources import IterableSource
 
+from .._host_servers import HostServers
 from ..bridge import Bridge, BridgeSettings, OnLeak, open_bridge
 from ._arguments import Arguments
 from ._evaluation import Evaluated, eval_prompts, evaluated
@@ -19,27 +18,6 @@ from ._plugins import Plugins
 from ._samples import index_of, made_of
 from ._source import HostSource
 from ._stages import Aborts, Filter, Generate, GroupReward, Reward
-
-
-@final
-@attrs.frozen(eq=False)
-class HostServers:
-    """The servers, whose weights are the host's: it pauses, updates and resumes them itself, and tells nobody.
-
-    So no version is ever required of one: after an update it would get no more work.
-    """
-
-    _servers: InferenceServers
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._servers, name)
-
-    def under(self, deadlines: Deadlines) -> "HostServers":
-        """The same, with these budgets."""
-        return HostServers(self._servers.under(deadlines))
-
-    def require_version(self, version: int) -> None:
-        """Nothing."""
 
 
 @final
@@ -131,7 +109,7 @@ async def open_host_engine(plugins: Plugins, data_source: Any, loop: Any) -> Asy
         open_rollout_engine(
             HostSource(data_source, args.n_samples_per_prompt),
             Generate(args, plugins, bridge, aborts),
-            servers=cast("InferenceServers", HostServers(servers)),  # the rest of it is passed on by name
+            servers=HostServers(servers),
             reward=None if args.group_rm else Reward(plugins, bridge),
             group_reward=GroupReward(plugins, bridge) if args.group_rm else None,
             group_filter=Filter(plugins, bridge, dropped) if args.dynamic_sampling_filter_path else None,

@@ -8,9 +8,7 @@ from typing import Any, Final, final
 import attrs
 import numpy as np
 
-from trio_rollout._core.enums import Status, Stop
-from trio_rollout._core.sampling import SamplingParams
-from trio_rollout._core.values import Group, Prompt, Segment, Trajectory, Turn, VersionSpan
+from trio_rollout import Group, Prompt, SamplingParams, Segment, Status, Stop, Trajectory, Turn, VersionSpan
 from trio_rollout.errors import GenerateError, ServerLost
 
 KEY: Final = "host"

@@ -7,9 +7,9 @@ from typing import Any, Final, final
 import attrs
 import trio
 
-from trio_rollout._core.values import Prompt
-from trio_rollout._util.time import wait_s
+from trio_rollout import Prompt
 from trio_rollout.errors import SourceError
+from trio_rollout.lowlevel import wait_s
 
 from ._samples import KEY, Pristine, prompt_of
 

@@ -10,10 +10,10 @@ from typing import Any, Final, final
 
 import attrs
 
-from trio_rollout._core.values import Group, Prompt, Trajectory
-from trio_rollout._util.time import wait_s
-from trio_rollout.abc import Drop, Keep, Rollout
+from trio_rollout import Drop, Group, Keep, Prompt, Trajectory
+from trio_rollout.abc import Rollout
 from trio_rollout.errors import GenerateError, ServerLost
+from trio_rollout.lowlevel import wait_s
 
 from ..bridge import Bridge
 from ._arguments import Arguments

@@ -22,8 +22,8 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, final
 
 import attrs
 
-from trio_rollout._core.checks import seconds
 from trio_rollout.errors import EngineClosed, RolloutError
+from trio_rollout.lowlevel import seconds
 
 from ..bridge._account import stack_of
 from ._life import Job, Life

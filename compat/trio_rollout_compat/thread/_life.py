@@ -14,8 +14,8 @@ from typing import Any, Final, final
 import attrs
 import trio
 
-from trio_rollout._util.service import open_service
 from trio_rollout.errors import EngineClosed
+from trio_rollout.lowlevel import open_service_nursery
 
 from ..bridge._call import name_of
 from ..bridge._errors import apart, described, portable
@@ -128,20 +128,13 @@ class Life:
         with self._starting:
             if self.stopping:
                 self._starting.cancel()
-            async with self._lifespan() as value, open_service(self._serve, self._leave):
+            async with self._lifespan() as value, open_service_nursery() as nursery:
+                self._nursery = nursery
                 self.ready.set_result(value)
                 try:
                     await self._stop.wait()
                 finally:
                     self._nursery = None  # or new calls could keep it busy for ever
-
-    async def _serve(self, *, task_status: trio.TaskStatus[None]) -> None:
-        async with trio.open_nursery() as self._nursery:
-            task_status.started()
-            await trio.sleep_forever()
-
-    async def _leave(self, _value: None, _error: BaseException | None) -> None:
-        await trio.lowlevel.checkpoint()  # the calls' scope is cancelled next
 
     def closed(self, what: str) -> EngineClosed:
         """Why a call can't be made or finished; its cause is the engine's own failure, if there was one."""

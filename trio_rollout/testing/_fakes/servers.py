@@ -55,7 +55,7 @@ class _Call:
     number: int
     behaviour: Behaviour
     spans: list[VersionSpan]
-    moved: Callable[[], None] | None
+    on_progress: Callable[[], None] | None
     on_tokens: OnTokens | None = None
     done: float = 0.0
     aborted: bool = False
@@ -63,7 +63,7 @@ class _Call:
     @property
     def is_unwatched(self) -> bool:
         """Whether nobody wants to know how far it is."""
-        return self.moved is None and self.on_tokens is None
+        return self.on_progress is None and self.on_tokens is None
 
 
 @final
@@ -119,15 +119,15 @@ class FakeServers:
         *,
         affinity: str | None = None,
         extra: Mapping[str, object] | None = None,
-        moved: Callable[[], None] | None = None,
+        on_progress: Callable[[], None] | None = None,
         on_tokens: OnTokens | None = None,
-        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+        while_waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Turn:
         """Behave as the plan says for this call."""
         del affinity, extra
-        with waiting():
+        with while_waiting():
             await self._changed.wait_until(lambda: self.paused is None)
-        call = _Call(self.calls, self.plan(self.calls, input_ids), [], moved, on_tokens)
+        call = _Call(self.calls, self.plan(self.calls, input_ids), [], on_progress, on_tokens)
         self.sent.append(input_ids)
         self._running[call] = None
         self.most_running = max(self.most_running, len(self._running))
@@ -171,8 +171,8 @@ class FakeServers:
 
     @staticmethod
     def _tell(call: _Call, tokens: int) -> None:
-        if call.moved is not None:
-            call.moved()
+        if call.on_progress is not None:
+            call.on_progress()
         if call.on_tokens is not None and tokens:
             reached = call.spans[-1].stop if call.spans else 0
             call.on_tokens(range(100, 100 + min(tokens, reached)))
@@ -224,7 +224,7 @@ class FakeServers:
         """Remember what was required."""
         self.required = version
 
-    async def obstacle_after(self, known: str | None) -> str | None:
+    async def blocked_reason_after(self, known: str | None) -> str | None:
         """Nothing but a pause keeps requests from it: waits for ever."""
         del known
         await trio.sleep_forever()
