@@ -92,7 +92,10 @@ async def _fill(path: Path) -> None:
             Acked(step=0, ids=(a.id,)),
             Delivered(step=1, ids=(b.id,)),
         ])
-        await ledger.record([Requeued(id=c.id, attempt=1, cause=Cause.SERVER_LOST, attempts=0, free=1), Ready(group=c)])
+        await ledger.record([
+            Requeued(id=c.id, attempt=1, cause=Cause.SERVER_LOST, attempts=0, unpenalized=1),
+            Ready(group=c),
+        ])
         await ledger.record([Quarantined(report=given_up), VersionChanged(version=4)])
 
 

@@ -57,25 +57,27 @@ def test_the_same_prompt_twice_in_an_epoch_is_the_sources_fault():
 
 @pytest.mark.parametrize("cause", list(Cause))
 def test_deadline_no_progress_and_error_use_up_an_attempt_the_others_do_not(cause):
-    verdict = after_failure(cause, hopeless=False, attempts=1, free=4, new_tokens=0, retry=Retry(max_attempts=3))
+    verdict = after_failure(
+        cause, permanent=False, attempts=1, unpenalized=4, new_tokens=0, retry=Retry(max_attempts=3)
+    )
     assert isinstance(verdict, Again)
     counted = cause in {Cause.DEADLINE, Cause.NO_PROGRESS, Cause.ERROR}
-    assert (verdict.attempts, verdict.free) == ((2, 0) if counted else (1, 5))
+    assert (verdict.attempts, verdict.unpenalized) == ((2, 0) if counted else (1, 5))
 
 
 def test_the_last_attempt_the_hundredth_free_requeue_and_bad_input_are_the_end():
     retry = Retry(max_attempts=3, max_free=100)
     give_up = [
-        after_failure(Cause.ERROR, hopeless=False, attempts=2, free=0, new_tokens=0, retry=retry),
-        after_failure(Cause.SERVER_LOST, hopeless=False, attempts=0, free=100, new_tokens=0, retry=retry),
-        after_failure(Cause.ERROR, hopeless=True, attempts=0, free=0, new_tokens=0, retry=retry),
+        after_failure(Cause.ERROR, permanent=False, attempts=2, unpenalized=0, new_tokens=0, retry=retry),
+        after_failure(Cause.SERVER_LOST, permanent=False, attempts=0, unpenalized=100, new_tokens=0, retry=retry),
+        after_failure(Cause.ERROR, permanent=True, attempts=0, unpenalized=0, new_tokens=0, retry=retry),
     ]
     assert all(isinstance(verdict, GiveUp) for verdict in give_up)
 
 
 def test_a_free_requeue_with_new_tokens_begins_the_count_again():
-    verdict = after_failure(Cause.SERVER_LOST, hopeless=False, attempts=0, free=99, new_tokens=1, retry=Retry())
-    assert verdict.free == 0
+    verdict = after_failure(Cause.SERVER_LOST, permanent=False, attempts=0, unpenalized=99, new_tokens=1, retry=Retry())
+    assert verdict.unpenalized == 0
 
 
 def test_f024_the_failure_budget_counts_failures_in_a_row():

@@ -73,7 +73,7 @@ def pulled(*numbers: int) -> Pulled:
 
 def requeued(number: int, attempt: int = 1, cause: Cause = Cause.ERROR, attempts: int = 1) -> Requeued:
     error = failure(number, cause) if cause is Cause.ERROR else None
-    return Requeued(id=gid(number), attempt=attempt, cause=cause, attempts=attempts, free=0, error=error)
+    return Requeued(id=gid(number), attempt=attempt, cause=cause, attempts=attempts, unpenalized=0, error=error)
 
 
 def quarantined(number: int) -> Quarantined:

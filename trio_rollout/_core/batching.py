@@ -14,7 +14,7 @@ class Answer(enum.Enum):
     """More may come."""
     FAILED = "failed"
     """The engine has failed: raise its error."""
-    OBSTRUCTED = "obstructed"
+    BLOCKED = "blocked"
     """Nothing more can come before the consumer has done something."""
     END = "end"
     """The data has ended and everything is settled."""
@@ -33,7 +33,7 @@ class Supply:
     failed: bool
     failure_told: bool
     due: int = 0
-    obstructed: bool = False
+    blocked: bool = False
 
 
 @attrs.frozen
@@ -56,7 +56,7 @@ def decide(size: int, supply: Supply) -> Decision:
         return Decision(Answer.TAKE, size)
     over = supply.failed or supply.drained or (supply.exhausted and not supply.unfinished)
     if not over:
-        return Decision(Answer.OBSTRUCTED if supply.obstructed else Answer.WAIT)
+        return Decision(Answer.BLOCKED if supply.blocked else Answer.WAIT)
     if supply.ready:
         return Decision(Answer.TAKE, min(size, supply.ready))
     if supply.failed:

@@ -21,14 +21,14 @@ _THROUGH = frozenset({State.ACKED, State.FILTERED, State.RETURNED})
 
 @attrs.define(eq=False, kw_only=True)
 class Entry:
-    """One group in the book. ``attempts`` and ``free`` count its requeues; ``recycles`` those for being stale."""
+    """One group in the book. ``attempts`` and ``unpenalized`` count its requeues; ``recycles`` those for being stale."""
 
     id: GroupId
     prompt: Prompt
     state: State = State.WAITING
     attempt: int = 0
     attempts: int = 0
-    free: int = 0
+    unpenalized: int = 0
     recycles: int = 0
     group: Group | None = None
 
@@ -86,10 +86,10 @@ class Book:
         self.apply(entry, Event.START)
         entry.attempt += 1
 
-    def requeue(self, entry: Entry, cause: Cause, *, attempts: int, free: int) -> None:
+    def requeue(self, entry: Entry, cause: Cause, *, attempts: int, unpenalized: int) -> None:
         """End the attempt without a result; the counts are those after it."""
         self.apply(entry, Event.REQUEUE)
-        entry.attempts, entry.free = attempts, free
+        entry.attempts, entry.unpenalized = attempts, unpenalized
         self._requeues[cause] += 1
 
     def recycle(self, entry: Entry) -> None:
@@ -103,7 +103,7 @@ class Book:
         """The attempt ended with this scored group."""
         self.apply(entry, Event.FINISH)
         entry.group = group
-        entry.free = 0
+        entry.unpenalized = 0
 
     def quarantine(self, entry: Entry, report: QuarantineReport) -> None:
         """Give the group up."""

@@ -22,13 +22,13 @@ class Pulled:
 
 @attrs.frozen(kw_only=True)
 class Requeued:
-    """An attempt ended without a result; ``attempts`` and ``free`` are the group's counts so far, this one included."""
+    """An attempt ended without a result; ``attempts`` and ``unpenalized`` are the group's counts so far, this one included."""
 
     id: GroupId
     attempt: int
     cause: Cause
     attempts: int
-    free: int
+    unpenalized: int
     error: Failure | None = None
 
 
@@ -108,7 +108,7 @@ class Unfinished:
     prompt: Prompt
     attempt: int
     attempts: int
-    free: int
+    unpenalized: int
 
 
 @attrs.frozen(kw_only=True)

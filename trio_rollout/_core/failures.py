@@ -67,10 +67,10 @@ def _traceback_of(error: BaseException) -> str:
 
 @attrs.frozen(kw_only=True)
 class Again:
-    """Requeue it. ``attempts`` and ``free`` are the counts after this one; ``backoff`` numbers the wait, 0 for none."""
+    """Requeue it. ``attempts`` and ``unpenalized`` are the counts after this one; ``backoff`` numbers the wait, 0 for none."""
 
     attempts: int
-    free: int
+    unpenalized: int
     backoff: int
 
 
@@ -92,23 +92,27 @@ _NO_WAIT: Mapping[Cause, bool] = {
 }
 
 
-def after_failure(cause: Cause, *, hopeless: bool, attempts: int, free: int, new_tokens: int, retry: Retry) -> Verdict:
+def after_failure(
+    cause: Cause, *, permanent: bool, attempts: int, unpenalized: int, new_tokens: int, retry: Retry
+) -> Verdict:
     """Decide on a group whose attempt just ended without a result.
 
-    ``attempts`` and ``free`` are the counts before it; ``hopeless`` means that no other try can end differently (bad
-    input); ``new_tokens`` is what this attempt sampled: a free cause counts only when that is nothing.
+    ``attempts`` and ``unpenalized`` are the counts before it; ``permanent`` means that no other try can end differently (bad
+    input); ``new_tokens`` is what this attempt sampled: such a cause counts only when that is nothing.
     """
-    if hopeless:
+    if permanent:
         return GiveUp(why="trying again cannot help")
     if cause.uses_attempt:
         attempts += 1
         if attempts >= retry.max_attempts:
             return GiveUp(why=f"attempt {attempts} of at most {retry.max_attempts}")
-        return Again(attempts=attempts, free=0, backoff=attempts)
-    free = 0 if new_tokens else free + 1
-    if free > retry.max_free:
-        return GiveUp(why=f"requeued {free} times in a row without a new token, at most {retry.max_free} are allowed")
-    return Again(attempts=attempts, free=free, backoff=0 if cause in _NO_WAIT else min(free, 8))
+        return Again(attempts=attempts, unpenalized=0, backoff=attempts)
+    unpenalized = 0 if new_tokens else unpenalized + 1
+    if unpenalized > retry.max_free:
+        return GiveUp(
+            why=f"requeued {unpenalized} times in a row without a new token, at most {retry.max_free} are allowed"
+        )
+    return Again(attempts=attempts, unpenalized=unpenalized, backoff=0 if cause in _NO_WAIT else min(unpenalized, 8))
 
 
 @attrs.define(eq=False)

@@ -39,11 +39,11 @@ class Dropped:
 
 @attrs.frozen
 class Unfinished:
-    """The attempt ended without a result. ``hopeless``: no other try can end differently. ``sample``: whose failure it was."""
+    """The attempt ended without a result. ``permanent``: no other try can end differently. ``sample``: whose failure it was."""
 
     cause: Cause
     failure: Failure
-    hopeless: bool = False
+    permanent: bool = False
     sample: int | None = None
 
     def failure_for(self, index: int) -> Failure:
@@ -63,7 +63,7 @@ class Attempt:
     """Identity, scope and fate of one try at a group.
 
     ``generating`` counts its rollouts that still sample; ``begun`` is the weight version its first request was sent under;
-    ``in_vain``: how often in a row a turn went on after an interruption and got no token.
+    ``empty_continuations``: how often in a row a turn went on after an interruption and got no token.
     """
 
     id: GroupId
@@ -72,7 +72,7 @@ class Attempt:
     generating: int
     scope: trio.CancelScope
     new_tokens: int = attrs.field(default=0, init=False)
-    in_vain: int = attrs.field(default=0, init=False)
+    empty_continuations: int = attrs.field(default=0, init=False)
     begun: int | None = attrs.field(default=None, init=False)
     _end: Unfinished | None = attrs.field(default=None, init=False)
     _claimed: bool = attrs.field(default=False, init=False)
@@ -98,7 +98,7 @@ class Attempt:
         why: str,
         *,
         failure: Failure | None = None,
-        hopeless: bool = False,
+        permanent: bool = False,
         sample: int | None = None,
     ) -> bool:
         """End it without a result, unless it has ended already; whether this call did it."""
@@ -107,7 +107,7 @@ class Attempt:
         if self._deadline_passed():
             self._end = self._out_of_time()
         else:
-            self._end = Unfinished(cause, failure or self._failure(cause, why), hopeless, sample)
+            self._end = Unfinished(cause, failure or self._failure(cause, why), permanent, sample)
         self.scope.cancel(reason=f"{self._end.cause.value}: {why}")
         return self._end.cause is cause
 
@@ -118,10 +118,10 @@ class Attempt:
         """
         leaves = leaves_of(error)
         cause = Cause.SERVER_LOST if all(isinstance(leaf, ServerLost) for leaf in leaves) else Cause.ERROR
-        hopeless = all(isinstance(leaf, RequestRejected) for leaf in leaves)
-        shown = leaves[0] if hopeless or cause is Cause.SERVER_LOST else error
+        permanent = all(isinstance(leaf, RequestRejected) for leaf in leaves)
+        shown = leaves[0] if permanent or cause is Cause.SERVER_LOST else error
         failure = failure_of(shown, cause, group=self.id, attempt=self.number)
-        self.cancel(cause, failure.message, failure=failure, hopeless=hopeless, sample=sample)
+        self.cancel(cause, failure.message, failure=failure, permanent=permanent, sample=sample)
 
     def claim(self, result: Result) -> Outcome:
         """Make this the outcome, unless the attempt was cancelled before."""

@@ -26,7 +26,7 @@ class NewTools(Protocol):
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Recipe:
+class RolloutContext:
     """The user's functions, the servers behind the gate, and the settings."""
 
     generate: Generate
@@ -43,7 +43,7 @@ class Recipe:
     gateway: Gateway | None = None
 
 
-def untouched(prompt: Prompt) -> Prompt:
+def fresh_copy(prompt: Prompt) -> Prompt:
     """A copy of the prompt whose metadata, label and extra nobody else holds: a retry starts clean by construction."""
     return copied(
         prompt,

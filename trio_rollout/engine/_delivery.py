@@ -22,8 +22,8 @@ from .._core.statistics import EngineStatistics
 from .._core.values import Group
 from ..errors import EndOfData, EngineClosed, RolloutError, ServerError
 from ._ready import ReadyBuffer
-from ._staleness import Freshness
-from ._state import Fate, Record
+from ._staleness import StalenessPolicy
+from ._state import EngineFailure, LedgerWriter
 
 
 @final
@@ -60,9 +60,9 @@ class Delivery:
 
     book: Book
     ready: ReadyBuffer
-    record: Record
-    fate: Fate
-    freshness: Freshness
+    record: LedgerWriter
+    fate: EngineFailure
+    freshness: StalenessPolicy
     queue: deque[Entry]
     new_id: Callable[[], str]
     next_step: int = 0
@@ -121,7 +121,7 @@ class Delivery:
     async def _hand_out(self, decision: Decision, statistics: Callable[[], EngineStatistics]) -> Batch:
         if decision.answer is Answer.FAILED and self.fate.error is not None:
             self.fate.tell(self.fate.error)
-        if decision.answer is Answer.OBSTRUCTED:
+        if decision.answer is Answer.BLOCKED:
             raise ServerError(str(self.fate.obstacle))
         if decision.answer is Answer.END:
             raise EndOfData("the source has ended and every group is delivered, filtered or quarantined")
@@ -203,4 +203,6 @@ class Delivery:
 
 
 def _requeued(entry: Entry) -> Requeued:
-    return Requeued(id=entry.id, attempt=entry.attempt, cause=Cause.STALE, attempts=entry.attempts, free=entry.free)
+    return Requeued(
+        id=entry.id, attempt=entry.attempt, cause=Cause.STALE, attempts=entry.attempts, unpenalized=entry.unpenalized
+    )

@@ -30,17 +30,17 @@ from ..abc import Gateway, Generate, GroupFilter, GroupReward, InferenceServers,
 from ..errors import EndOfData, EngineClosed
 from ..observe import task_tree
 from ..tools import new_rollout_tools
-from ._context import Recipe
+from ._context import RolloutContext
 from ._delivery import Batch, Delivery
-from ._evaluation import Evaluation, evaluation_recipe
+from ._evaluation import Evaluation, evaluation_context
 from ._gate import Gate
 from ._instruments import Instruments
 from ._pool import Pool
 from ._ready import ReadyBuffer
-from ._running import LiveAttempts
+from ._running import RunningAttempts
 from ._slots import Slots
-from ._staleness import Freshness
-from ._state import Fate, Record
+from ._staleness import StalenessPolicy
+from ._state import EngineFailure, LedgerWriter
 from ._weights import Weights, WeightUpdate
 
 
@@ -48,17 +48,19 @@ from ._weights import Weights, WeightUpdate
 class Parts:
     """Everything an engine is made of."""
 
-    recipe: Recipe
+    context: RolloutContext
     book: Book
     delivery: Delivery
     pool: Pool
     weights: Weights
-    record: Record
-    fate: Fate
+    record: LedgerWriter
+    fate: EngineFailure
     slots: Slots
 
 
-async def assemble(source: Source, recipe: Recipe, ledger: Ledger | None, instruments: Sequence[Instrument]) -> Parts:
+async def assemble(
+    source: Source, context: RolloutContext, ledger: Ledger | None, instruments: Sequence[Instrument]
+) -> Parts:
     """Wire an engine's parts and restore them to where the ledger's last run was. Starts nothing.
 
     A source that can check its prompts (``check()``) does so before anything else: bad input must not cost a run's work.
@@ -66,27 +68,29 @@ async def assemble(source: Source, recipe: Recipe, ledger: Ledger | None, instru
     check = getattr(source, "check", None)
     if check is not None:
         await check()
-    past = Recovered() if ledger is None else await ledger.begin(_identity(source, recipe.settings))
-    parts = _wire(source, recipe, ledger, Instruments(instruments))
+    past = Recovered() if ledger is None else await ledger.begin(_identity(source, context.settings))
+    parts = _wire(source, context, ledger, Instruments(instruments))
     if past.source_state is not None:
         source.restore(past.source_state)
     _remember(parts, past)
-    named = [version for version in (await recipe.servers.versions()).values() if version is not None]
-    recipe.gate.version = max(named, default=0) if past.weight_version is None else past.weight_version
-    recipe.servers.require_version(recipe.gate.version)
+    named = [version for version in (await context.servers.versions()).values() if version is not None]
+    context.gate.version = max(named, default=0) if past.weight_version is None else past.weight_version
+    context.servers.require_version(context.gate.version)
     return parts
 
 
-def _wire(source: Source, recipe: Recipe, ledger: Ledger | None, instruments: Instruments) -> Parts:
-    changed, came, settings = Condition(), Condition(), recipe.settings
-    fate, book, live, queue = Fate(came), Book(), LiveAttempts(), deque[Entry]()
-    record = Record(ledger, fate)
-    freshness = Freshness(staleness=settings.staleness, gate=recipe.gate, live=live, instruments=instruments, came=came)
+def _wire(source: Source, context: RolloutContext, ledger: Ledger | None, instruments: Instruments) -> Parts:
+    changed, came, settings = Condition(), Condition(), context.settings
+    fate, book, live, queue = EngineFailure(came), Book(), RunningAttempts(), deque[Entry]()
+    record = LedgerWriter(ledger, fate)
+    freshness = StalenessPolicy(
+        staleness=settings.staleness, gate=context.gate, live=live, instruments=instruments, came=came
+    )
     ready = ReadyBuffer(book=book, max_ready=settings.max_ready, came=came, changed=changed, due=freshness.due)
     slots = Slots(settings.max_running, changed)
     pool = Pool(
         source=source,
-        recipe=recipe,
+        context=context,
         book=book,
         ready=ready,
         record=record,
@@ -99,19 +103,19 @@ def _wire(source: Source, recipe: Recipe, ledger: Ledger | None, instruments: In
         freshness=freshness,
         queue=queue,
     )
-    new_id = recipe.ports.new_rid
+    new_id = context.ports.new_rid
     delivery = Delivery(
         book=book, ready=ready, record=record, fate=fate, freshness=freshness, queue=queue, new_id=new_id
     )
     weights = _weights(pool)
-    return Parts(recipe, book, delivery, pool, weights, record, fate, slots)
+    return Parts(context, book, delivery, pool, weights, record, fate, slots)
 
 
 def _weights(pool: Pool) -> Weights:
     return Weights(
-        recipe=pool.recipe,
+        context=pool.context,
         live=pool.live,
-        evaluations=LiveAttempts(),
+        evaluations=RunningAttempts(),
         record=pool.record,
         fate=pool.fate,
         changed=pool.changed,
@@ -130,7 +134,7 @@ def _remember(parts: Parts, past: Recovered) -> None:
                 prompt=item.prompt,
                 attempt=item.attempt,
                 attempts=item.attempts,
-                free=item.free,
+                unpenalized=item.unpenalized,
             )
         )
         for item in past.unfinished
@@ -229,7 +233,7 @@ class RolloutEngine:
           RuntimeError: it was called inside the caller's own ``weight_update``.
         """
         self._refuse_inside_window("drain")
-        deadlines = self._parts.recipe.settings.deadlines
+        deadlines = self._parts.context.settings.deadlines
         await self._parts.pool.drain(deadlines.drain - deadlines.abort if grace is None else grace)
 
     async def evaluate(
@@ -250,7 +254,7 @@ class RolloutEngine:
         parts = self._parts
         parts.fate.check()
         evaluation = Evaluation(
-            recipe=evaluation_recipe(parts.recipe, generate, samples_per_prompt),
+            context=evaluation_context(parts.context, generate, samples_per_prompt),
             fate=parts.fate,
             live=parts.weights.evaluations,
             slots=self._evaluation_slots,
@@ -272,12 +276,12 @@ class RolloutEngine:
     @property
     def weight_version(self) -> int:
         """The newest weight version."""
-        return self._parts.recipe.gate.version
+        return self._parts.context.gate.version
 
     def statistics(self) -> EngineStatistics:
         """Counts of this moment."""
         parts, book = self._parts, self._parts.book
-        servers = parts.recipe.servers.statistics()
+        servers = parts.context.servers.statistics()
         return EngineStatistics(
             pulled=book.pulled,
             waiting=book.count(State.WAITING),
@@ -322,7 +326,7 @@ class RolloutEngine:
             failed=parts.fate.error is not None,
             failure_told=parts.fate.told,
             due=parts.weights.freshness.due(),
-            obstructed=parts.fate.obstacle is not None,
+            blocked=parts.fate.obstacle is not None,
         )
 
     def _refuse_if_closed(self, what: str) -> None:
@@ -337,7 +341,7 @@ class RolloutEngine:
 
     async def _leave(self, _: None, error: BaseException | None) -> None:
         """Drain within ``Deadlines.drain``: with no grace when the body failed, or when nobody can get the results."""
-        deadlines = self._parts.recipe.settings.deadlines
+        deadlines = self._parts.context.settings.deadlines
         grace = deadlines.drain - deadlines.abort if error is None and self._parts.record.ledger is not None else 0.0
         self._parts.fate.close()
         with trio.move_on_after(deadlines.drain):
@@ -389,7 +393,7 @@ async def open_rollout_engine(
       Exception: the body's own as itself; the engine's own (LedgerError: the ledger is another run's) if no call told it.
     """
     settings, ports = settings or EngineSettings(), ports or Ports()
-    recipe = Recipe(
+    context = RolloutContext(
         generate=generate,
         reward=reward,
         group_reward=group_reward,
@@ -402,8 +406,8 @@ async def open_rollout_engine(
         new_tools=partial(new_rollout_tools, deadlines=settings.deadlines, ports=ports),
         gateway=gateway,
     )
-    parts = await assemble(source, recipe, ledger, instruments)
-    engine = RolloutEngine(parts, recipe.servers.statistics(), Slots(settings.max_running, Condition()))
+    parts = await assemble(source, context, ledger, instruments)
+    engine = RolloutEngine(parts, context.servers.statistics(), Slots(settings.max_running, Condition()))
     async with open_service(parts.pool.serve, engine._leave):
         yield engine
     parts.fate.check()

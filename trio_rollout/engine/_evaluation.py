@@ -16,11 +16,11 @@ from .._util.time import retry_wait_s, wait_s
 from ..abc import Generate, Source
 from ..errors import EngineClosed, ServerError, SourceError
 from ._attempt import Outcome, Unfinished, new_attempt
-from ._context import Recipe
+from ._context import RolloutContext
 from ._group import run_attempt
-from ._running import LiveAttempts
+from ._running import RunningAttempts
 from ._slots import Slots
-from ._state import Fate
+from ._state import EngineFailure
 
 _AT_ONCE = 64
 """How many prompts are taken from the source in one call."""
@@ -31,9 +31,9 @@ _AT_ONCE = 64
 class Evaluation:
     """One evaluation's groups, by the order of their prompts."""
 
-    recipe: Recipe
-    fate: Fate
-    live: LiveAttempts
+    context: RolloutContext
+    fate: EngineFailure
+    live: RunningAttempts
     slots: Slots
     samples: int
     _groups: dict[GroupId, Group | None] = attrs.field(factory=dict, init=False)
@@ -91,8 +91,8 @@ class Evaluation:
         raise ServerError(f"evaluate: {self.fate.obstacle}")
 
     async def _one(self, prompt: Prompt) -> None:
-        number = attempts = free = 0
-        retry = self.recipe.settings.retry
+        number = attempts = unpenalized = 0
+        retry = self.context.settings.retry
         while True:
             number += 1
             outcome, new_tokens = await self._attempt(prompt, number)
@@ -101,27 +101,27 @@ class Evaluation:
                 return
             verdict = after_failure(
                 outcome.cause,
-                hopeless=outcome.hopeless,
+                permanent=outcome.permanent,
                 attempts=attempts,
-                free=free,
+                unpenalized=unpenalized,
                 new_tokens=new_tokens,
                 retry=retry,
             )
             if not isinstance(verdict, Again):
                 self._groups[prompt.group_id] = self._failed(prompt, number, outcome)
                 return
-            attempts, free = verdict.attempts, verdict.free
-            await wait_s(retry_wait_s(verdict.backoff, retry=retry, rng=self.recipe.ports.random))
+            attempts, unpenalized = verdict.attempts, verdict.unpenalized
+            await wait_s(retry_wait_s(verdict.backoff, retry=retry, rng=self.context.ports.random))
 
     async def _attempt(self, prompt: Prompt, number: int) -> tuple[Outcome, int]:
         slots = self.slots
         wanted = min(self.samples, slots.total)  # more samples than slots run at once too, when nothing else does
         await slots.changed.wait_until(lambda: slots.free >= wanted)
         with slots.claim(wanted) as lease:
-            await self.recipe.gate.wait()
-            attempt = new_attempt(prompt, number, rollouts=self.samples, seconds=self.recipe.settings.deadlines.group)
+            await self.context.gate.wait()
+            attempt = new_attempt(prompt, number, rollouts=self.samples, seconds=self.context.settings.deadlines.group)
             with self.live.holding(attempt):
-                return await run_attempt(attempt, self.recipe, lease), attempt.new_tokens
+                return await run_attempt(attempt, self.context, lease), attempt.new_tokens
 
     def _failed(self, prompt: Prompt, number: int, outcome: Unfinished) -> Group:
         rows = [
@@ -140,12 +140,12 @@ class Evaluation:
         return Group(id=prompt.group_id, attempt=number, prompt=prompt, trajectories=rows)
 
 
-def evaluation_recipe(recipe: Recipe, generate: Generate | None, samples: int) -> Recipe:
-    """The recipe of an evaluation: no filter, no continuing across versions, perhaps another generate function."""
+def evaluation_context(context: RolloutContext, generate: Generate | None, samples: int) -> RolloutContext:
+    """The context of an evaluation: no filter, no continuing across versions, perhaps another generate function."""
     settings = attrs.evolve(
-        recipe.settings,
+        context.settings,
         samples_per_prompt=samples,
         partial=False,
-        max_running=max(recipe.settings.max_running, samples),
+        max_running=max(context.settings.max_running, samples),
     )
-    return attrs.evolve(recipe, generate=generate or recipe.generate, group_filter=None, settings=settings)
+    return attrs.evolve(context, generate=generate or context.generate, group_filter=None, settings=settings)

@@ -50,7 +50,7 @@ class Clock:
         del self.gate._clocks[self]
         return self.scope.__exit__(kind, error, trace)
 
-    def wind(self) -> None:
+    def reset(self) -> None:
         """Start the whole limit again."""
         if self.limit == math.inf:
             return
@@ -88,7 +88,7 @@ class Clock:
 
 @final
 @attrs.define(eq=False)
-class Passage(Clock):
+class GateTicket(Clock):
     """One turn under way: the window it began under, and whether a window gave its call up."""
 
     epoch: int = 0
@@ -120,7 +120,7 @@ class Gate:
     version: int = attrs.field(default=0, init=False)
     changed: Condition = attrs.field(factory=Condition, init=False)
     _outside: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
-    _inside: dict[Passage, None] = attrs.field(factory=dict, init=False)
+    _inside: dict[GateTicket, None] = attrs.field(factory=dict, init=False)
     _clocks: dict[Clock, None] = attrs.field(factory=dict, init=False)
 
     @property
@@ -138,9 +138,9 @@ class Gate:
             await self._outside.park()
 
     # Not generators: at two a rollout those were a twentieth of its cost.
-    def turn(self, seconds: float | None, *, beside: Clock | None = None) -> Passage:
+    def turn(self, seconds: float | None, *, beside: Clock | None = None) -> GateTicket:
         """One turn, for a ``with`` block that it may take so many seconds of, those apart in which the gate is closed."""
-        return Passage(self, limit_of(seconds), beside, epoch=self.epoch)
+        return GateTicket(self, limit_of(seconds), beside, epoch=self.epoch)
 
     def clock(self, seconds: float | None) -> Clock:
         """A time limit for a ``with`` block; the caller winds it up again whenever something moves."""
@@ -168,12 +168,12 @@ class Gate:
 
     def interrupt_calls(self) -> None:
         """Give up the calls still under way: their scopes are cancelled, their attempts are not."""
-        for passage in self._inside:
-            passage.interrupted = True
-            passage.scope.cancel(reason="weight update")
+        for ticket in self._inside:
+            ticket.interrupted = True
+            ticket.scope.cancel(reason="weight update")
 
 
-def nothing_moved() -> None:
+def ignore_progress() -> None:
     """In place of winding a clock, for what nobody watches: a stream that is wanted for its tokens' sake, a tool's output."""
 
 

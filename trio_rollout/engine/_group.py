@@ -13,14 +13,14 @@ from .._core.values import Group, Prompt, Trajectory, copied
 from ..abc import Drop
 from ..errors import GenerateError
 from ._attempt import UNWANTED, Attempt, Dropped, Finished, Outcome, Result, Unfinished, is_unwanted, watch
-from ._context import Recipe, untouched
+from ._context import RolloutContext, fresh_copy
 from ._gate import deadline_after, limit_of
 from ._rollout import RolloutHandle
 from ._scoring import group_scored, reward_of, verdict_on
 from ._slots import SlotLease
 
 
-async def run_attempt(attempt: Attempt, recipe: Recipe, slots: SlotLease) -> Outcome:
+async def run_attempt(attempt: Attempt, context: RolloutContext, slots: SlotLease) -> Outcome:
     """Run the attempt to its single outcome.
 
     Blocks until everything it started is over. Each rollout gives its slot back at its own end. Cancelled from outside,
@@ -30,18 +30,18 @@ async def run_attempt(attempt: Attempt, recipe: Recipe, slots: SlotLease) -> Out
     try:
         with attempt.scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(watch, attempt, recipe.show_tasks, name=f"deadline of group {attempt.id}")
-                outcome = await _ended(attempt, recipe, slots)
+                nursery.start_soon(watch, attempt, context.show_tasks, name=f"deadline of group {attempt.id}")
+                outcome = await _ended(attempt, context, slots)
                 nursery.cancel_scope.cancel()
     except Exception as error:  # noqa: BLE001  the boundary of user code: what its nurseries raised while being cancelled
         attempt.fail(error)
     return attempt.unfinished() if outcome is None else outcome
 
 
-async def _ended(attempt: Attempt, recipe: Recipe, slots: SlotLease) -> Outcome | None:
+async def _ended(attempt: Attempt, context: RolloutContext, slots: SlotLease) -> Outcome | None:
     """The outcome; None if it failed: caught here, the failure is the exception itself and no group of this nursery's."""
     try:
-        return attempt.claim(await _group_of(attempt, recipe, slots))
+        return attempt.claim(await _group_of(attempt, context, slots))
     except trio.Cancelled:
         _require_wanted(attempt)
         raise
@@ -56,13 +56,13 @@ def _require_wanted(attempt: Attempt, sample: int | None = None) -> None:
         attempt.fail(GenerateError(UNWANTED), sample)
 
 
-async def _group_of(attempt: Attempt, recipe: Recipe, slots: SlotLease) -> Result:
+async def _group_of(attempt: Attempt, context: RolloutContext, slots: SlotLease) -> Result:
     rows: dict[int, Trajectory] = {}
     rollouts = attempt.generating
     name = f"rollout {attempt.id} attempt {attempt.number} index"
     async with trio.open_nursery() as nursery:
         for index in range(rollouts):
-            nursery.start_soon(_one_rollout, attempt, recipe, slots, index, rows, name=f"{name} {index}")
+            nursery.start_soon(_one_rollout, attempt, context, slots, index, rows, name=f"{name} {index}")
     if len(rows) < rollouts:  # a group of kept Cancelleds, which nobody could tell from a real one
         raise GenerateError(UNWANTED)
     group = Group(
@@ -71,22 +71,22 @@ async def _group_of(attempt: Attempt, recipe: Recipe, slots: SlotLease) -> Resul
         prompt=attempt.prompt,
         trajectories=[rows[index] for index in sorted(rows)],
     )
-    group = await group_scored(group, recipe)
-    verdict = await verdict_on(group, recipe)
+    group = await group_scored(group, context)
+    verdict = await verdict_on(group, context)
     return Dropped(group, verdict.reason) if isinstance(verdict, Drop) else Finished(group)
 
 
 async def _one_rollout(
-    attempt: Attempt, recipe: Recipe, slots: SlotLease, index: int, rows: dict[int, Trajectory]
+    attempt: Attempt, context: RolloutContext, slots: SlotLease, index: int, rows: dict[int, Trajectory]
 ) -> None:
-    seconds = recipe.settings.deadlines.rollout
+    seconds = context.settings.deadlines.rollout
     deadline = deadline_after(seconds)
     try:
         if deadline == math.inf:  # a scope costs a fiftieth of a small rollout
-            rows[index] = await _scored_rollout(attempt, recipe, index, deadline)
+            rows[index] = await _scored_rollout(attempt, context, index, deadline)
         else:
             with trio.CancelScope(deadline=deadline) as scope:
-                rows[index] = await _scored_rollout(attempt, recipe, index, deadline)
+                rows[index] = await _scored_rollout(attempt, context, index, deadline)
             if scope.cancelled_caught:
                 attempt.cancel(Cause.DEADLINE, f"rollout {index}: its deadline of {seconds} s passed", sample=index)
     except trio.Cancelled:
@@ -98,14 +98,14 @@ async def _one_rollout(
         slots.release_one()
 
 
-async def _scored_rollout(attempt: Attempt, recipe: Recipe, index: int, deadline: float) -> Trajectory:
-    prompt = untouched(attempt.prompt)
-    rollout = RolloutHandle(attempt, recipe, prompt, index, min(deadline, attempt.deadline))
+async def _scored_rollout(attempt: Attempt, context: RolloutContext, index: int, deadline: float) -> Trajectory:
+    prompt = fresh_copy(attempt.prompt)
+    rollout = RolloutHandle(attempt, context, prompt, index, min(deadline, attempt.deadline))
     try:
-        if limit_of(recipe.settings.deadlines.no_progress) == math.inf:
-            made: object = await recipe.generate(prompt, rollout)
+        if limit_of(context.settings.deadlines.no_progress) == math.inf:
+            made: object = await context.generate(prompt, rollout)
         else:
-            made = await _watched(attempt, recipe, prompt, rollout)
+            made = await _watched(attempt, context, prompt, rollout)
         trajectory = _accepted(made, attempt, index)
     finally:
         attempt.generating -= 1
@@ -113,13 +113,13 @@ async def _scored_rollout(attempt: Attempt, recipe: Recipe, index: int, deadline
         if rollout.opened_tools is not None:
             await rollout.opened_tools.aclose()  # noqa: ASYNC102  it shields and bounds itself
     # The trainer gets the source's own prompt, whatever user code did to the copy it was given.
-    return copied(trajectory, Trajectory, {"prompt": attempt.prompt, "reward": await reward_of(trajectory, recipe)})
+    return copied(trajectory, Trajectory, {"prompt": attempt.prompt, "reward": await reward_of(trajectory, context)})
 
 
-async def _watched(attempt: Attempt, recipe: Recipe, prompt: Prompt, rollout: RolloutHandle) -> object:
-    limit = recipe.settings.deadlines.no_progress
-    with recipe.gate.clock(limit) as rollout.progress:
-        return await recipe.generate(prompt, rollout)
+async def _watched(attempt: Attempt, context: RolloutContext, prompt: Prompt, rollout: RolloutHandle) -> object:
+    limit = context.settings.deadlines.no_progress
+    with context.gate.clock(limit) as rollout.progress:
+        return await context.generate(prompt, rollout)
     raise await attempt.give_up(Cause.NO_PROGRESS, f"rollout {rollout.index}: nothing new for {limit} s")
 
 

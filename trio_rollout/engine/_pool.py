@@ -1,4 +1,4 @@
-"""Who runs: pulls prompts, admits groups while slots are free, settles each attempt exactly once, drains.
+"""Who runs: pulls prompts, admits groups while slots are unpenalized, settles each attempt exactly once, drains.
 
 Owns the nursery of attempts and the queue of waiting groups. Requeued groups join the queue at its end: behind what was
 waiting, before what was never pulled. Nothing here is polled: whoever frees a slot, requeues or opens the gate notifies.
@@ -26,14 +26,14 @@ from .._util.time import retry_wait_s, wait_s
 from ..abc import Source
 from ..errors import DataRefused, LedgerError, RolloutError, SourceError
 from ._attempt import Attempt, Dropped, Finished, Outcome, Unfinished, new_attempt
-from ._context import Recipe
+from ._context import RolloutContext
 from ._group import run_attempt
 from ._instruments import Instruments
 from ._ready import ReadyBuffer
-from ._running import LiveAttempts
+from ._running import RunningAttempts
 from ._slots import SlotLease, Slots
-from ._staleness import Freshness
-from ._state import Fate, Record
+from ._staleness import StalenessPolicy
+from ._state import EngineFailure, LedgerWriter
 
 _LOGGER = logging.getLogger("trio_rollout")
 _AHEAD = 4
@@ -46,17 +46,17 @@ class Pool:
     """The running groups. ``changed`` is notified when a group might be started or pulled."""
 
     source: Source
-    recipe: Recipe
+    context: RolloutContext
     book: Book
     ready: ReadyBuffer
-    record: Record
-    fate: Fate
-    live: LiveAttempts
+    record: LedgerWriter
+    fate: EngineFailure
+    live: RunningAttempts
     slots: Slots
     changed: Condition
     instruments: Instruments
     budget: FailureBudget
-    freshness: Freshness
+    freshness: StalenessPolicy
     queue: deque[Entry]
     exhausted: bool = False
     generated_tokens: int = attrs.field(default=0, init=False)
@@ -82,9 +82,9 @@ class Pool:
     def load(self) -> Load:
         """What admission looks at now."""
         under_way = self.book.count(State.RUNNING)
-        per_group = self.recipe.settings.samples_per_prompt
+        per_group = self.context.settings.samples_per_prompt
         return Load(
-            open=self.recipe.gate.is_open and self.fate.error is None,
+            open=self.context.gate.is_open and self.fate.error is None,
             free_slots=self.slots.free,
             per_group=per_group,
             eligible=len(self.queue),
@@ -98,20 +98,20 @@ class Pool:
         )
 
     def _startable(self) -> int:
-        per_group = self.recipe.settings.samples_per_prompt
+        per_group = self.context.settings.samples_per_prompt
         return startable(self.load()) if may_start(free_slots=self.slots.free, per_group=per_group) else 0
 
     def _pullable(self) -> int:
-        free, per_group = self.slots.free, self.recipe.settings.samples_per_prompt
-        might = may_pull(free_slots=free, per_group=per_group, eligible=len(self.queue), ahead=self._ahead())
+        unpenalized, per_group = self.slots.free, self.context.settings.samples_per_prompt
+        might = may_pull(free_slots=unpenalized, per_group=per_group, eligible=len(self.queue), ahead=self._ahead())
         return pullable(self.load()) if might else 0
 
     def _ahead(self) -> int:
-        return max(1, self.slots.total // self.recipe.settings.samples_per_prompt // _AHEAD)
+        return max(1, self.slots.total // self.context.settings.samples_per_prompt // _AHEAD)
 
     async def _note_obstacles(self) -> None:
         while True:
-            self.fate.obstruct(await self.recipe.servers.blocked_reason_after(self.fate.obstacle))
+            self.fate.obstruct(await self.context.servers.blocked_reason_after(self.fate.obstacle))
 
     async def _pull(self) -> None:
         while not self.exhausted:
@@ -144,7 +144,7 @@ class Pool:
 
     def _start(self, attempts: trio.Nursery) -> None:
         entry = self.queue.popleft()
-        settings = self.recipe.settings
+        settings = self.context.settings
         self.book.start(entry)
         attempt = new_attempt(
             entry.prompt, entry.attempt, rollouts=settings.samples_per_prompt, seconds=settings.deadlines.group
@@ -156,7 +156,7 @@ class Pool:
     async def _run(self, entry: Entry, attempt: Attempt, lease: SlotLease) -> None:
         with self.live.holding(attempt):
             with lease:
-                outcome = await run_attempt(attempt, self.recipe, lease)
+                outcome = await run_attempt(attempt, self.context, lease)
             self.generated_tokens += attempt.new_tokens
             try:
                 backoff = await self._settle(entry, attempt, outcome)
@@ -172,12 +172,12 @@ class Pool:
         self.changed.notify()
 
     async def _settle(self, entry: Entry, attempt: Attempt, outcome: Outcome) -> float | None:
-        """Record the outcome, then show it. Returns seconds until a requeued group may start; None for all others."""
+        """LedgerWriter the outcome, then show it. Returns seconds until a requeued group may start; None for all others."""
         try:
             return await self._settle_as(outcome, entry, attempt)
         except DataRefused as error:  # user code put something into it that no other try would leave out
             failure = failure_of(error, group=entry.id, attempt=attempt.number)
-            await self._give_up(entry, Unfinished(Cause.ERROR, failure, hopeless=True))
+            await self._give_up(entry, Unfinished(Cause.ERROR, failure, permanent=True))
             return None
 
     async def _settle_as(self, outcome: Outcome, entry: Entry, attempt: Attempt) -> float | None:
@@ -199,12 +199,12 @@ class Pool:
     async def _settle_unfinished(self, entry: Entry, attempt: Attempt, outcome: Unfinished) -> float | None:
         if outcome.cause in {Cause.SHUTDOWN, Cause.CANCELLED} and self.record.ledger is None:
             return None  # the drain that cancelled it gives it back to the source: no requeue
-        retry = self.recipe.settings.retry
+        retry = self.context.settings.retry
         verdict = after_failure(
             outcome.cause,
-            hopeless=outcome.hopeless,
+            permanent=outcome.permanent,
             attempts=entry.attempts,
-            free=entry.free + attempt.in_vain,
+            unpenalized=entry.unpenalized + attempt.empty_continuations,
             new_tokens=attempt.new_tokens,
             retry=retry,
         )
@@ -217,17 +217,17 @@ class Pool:
                 attempt=attempt.number,
                 cause=outcome.cause,
                 attempts=verdict.attempts,
-                free=verdict.free,
+                unpenalized=verdict.unpenalized,
                 error=outcome.failure,
             )
         )
-        self.book.requeue(entry, outcome.cause, attempts=verdict.attempts, free=verdict.free)
+        self.book.requeue(entry, outcome.cause, attempts=verdict.attempts, unpenalized=verdict.unpenalized)
         if outcome.cause is Cause.ERROR:  # user code's, mostly: nobody should have to look for it
             _LOGGER.warning("group %s runs again, attempt %d failed: %s", entry.id, attempt.number, outcome.failure)
         self.instruments.emit(
             "group.requeued", id=entry.id, attempt=attempt.number, cause=outcome.cause, error=outcome.failure
         )
-        return retry_wait_s(verdict.backoff, retry=retry, rng=self.recipe.ports.random)
+        return retry_wait_s(verdict.backoff, retry=retry, rng=self.context.ports.random)
 
     async def _give_up(self, entry: Entry, outcome: Unfinished) -> None:
         report = QuarantineReport(id=entry.id, cause=outcome.cause, attempts=entry.attempt, error=outcome.failure)
@@ -257,7 +257,7 @@ class Pool:
         Then what waits is given back to the source, unless a ledger keeps it. Of several drains the shortest grace counts.
         ``cause``: what the cancelled attempts are told.
         """
-        limit = self.recipe.settings.deadlines
+        limit = self.context.settings.deadlines
         give_up = trio.current_time() + max(limit.drain, grace + limit.abort)
         self._admission.cancel(reason="drain")
         self.ready.lift_bound()
@@ -295,7 +295,9 @@ def _source_failed(error: Exception) -> RolloutError:
     return failure
 
 
-async def record_pull(record: Record, prompts: Sequence[Prompt], source: Source) -> Mapping[GroupId, QuarantineReport]:
+async def record_pull(
+    record: LedgerWriter, prompts: Sequence[Prompt], source: Source
+) -> Mapping[GroupId, QuarantineReport]:
     """Write down that these prompts left the source, and the end of those that can't be stored; returns their reports.
 
     Blocks until it is on disk, in one transaction; without a ledger this returns at once. Cancelled before the write was

@@ -14,8 +14,8 @@ from .._core.values import Prompt, Trajectory, Turn
 from ..abc import ModelInput, OnTokens, Rollout, Session
 from ..errors import ContextFull, GenerateError
 from ._attempt import Attempt
-from ._context import Recipe
-from ._gate import Clock, nothing_moved
+from ._context import RolloutContext
+from ._gate import Clock, ignore_progress
 from ._turn import sample_turn
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class RolloutHandle:
     """One execution of one prompt, as its generate function sees it (``trio_rollout.abc.Rollout``)."""
 
     _attempt: Attempt
-    _recipe: Recipe
+    _recipe: RolloutContext
     _prompt: Prompt
     index: int
     deadline: float
@@ -58,7 +58,7 @@ class RolloutHandle:
         self._refuse_if_over("tools")
         if self.opened_tools is None:
             self.opened_tools = self._recipe.new_tools(
-                deadline=self.deadline, on_output=nothing_moved if self.progress is None else self.progress.wind
+                deadline=self.deadline, on_output=ignore_progress if self.progress is None else self.progress.reset
             )
         return self.opened_tools
 

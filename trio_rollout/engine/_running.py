@@ -13,7 +13,7 @@ from ._attempt import Attempt
 
 @final
 @attrs.define(eq=False, repr=False)
-class LiveAttempts:
+class RunningAttempts:
     """Attempts between their start and the end of their settlement. ``changed`` is notified when one leaves."""
 
     changed: Condition = attrs.field(factory=Condition, init=False)

@@ -20,7 +20,7 @@ from .._util.time import retry_wait_s, wait_s
 from ..abc import Drop, Keep
 from ..errors import RewardError
 from ._attempt import UNWANTED, is_unwanted
-from ._context import Recipe
+from ._context import RolloutContext
 from ._gate import deadline_after
 
 T = TypeVar("T")
@@ -28,13 +28,13 @@ _LOGGER = logging.getLogger("trio_rollout")
 Score: TypeAlias = float | Mapping[str, float]
 
 
-async def reward_of(trajectory: Trajectory, recipe: Recipe) -> Score | None:
+async def reward_of(trajectory: Trajectory, context: RolloutContext) -> Score | None:
     """The trajectory's reward; the one that it has where no reward function was given.
 
     Raises:
       RewardError: the scorer failed every time. An exception of the scorer's own comes out as it was raised.
     """
-    reward = recipe.reward
+    reward = context.reward
     if reward is None:
         return trajectory.reward
 
@@ -44,14 +44,14 @@ async def reward_of(trajectory: Trajectory, recipe: Recipe) -> Score | None:
     return await _tried(
         lambda: reward(trajectory),
         accept,
-        recipe,
+        context,
         lambda: f"reward of group {trajectory.prompt.group_id}, rollout {trajectory.index}",
     )
 
 
-async def group_scored(group: Group, recipe: Recipe) -> Group:
+async def group_scored(group: Group, context: RolloutContext) -> Group:
     """The group with the rewards that its group reward gives; unchanged where none was given."""
-    group_reward = recipe.group_reward
+    group_reward = context.group_reward
     if group_reward is None:
         return group
 
@@ -62,14 +62,14 @@ async def group_scored(group: Group, recipe: Recipe) -> Group:
             )
         return [_checked(score, f"group reward {index} of {group.id}") for index, score in enumerate(scores)]
 
-    scores = await _tried(lambda: group_reward(group), accept, recipe, lambda: f"group reward of {group.id}")
+    scores = await _tried(lambda: group_reward(group), accept, context, lambda: f"group reward of {group.id}")
     rows = [attrs.evolve(row, reward=score) for row, score in zip(group.trajectories, scores, strict=True)]
     return attrs.evolve(group, trajectories=rows)
 
 
-async def verdict_on(group: Group, recipe: Recipe) -> Keep | Drop:
+async def verdict_on(group: Group, context: RolloutContext) -> Keep | Drop:
     """What the user's filter says; Keep() where none was given."""
-    group_filter = recipe.group_filter
+    group_filter = context.group_filter
     if group_filter is None:
         return Keep()
 
@@ -78,14 +78,17 @@ async def verdict_on(group: Group, recipe: Recipe) -> Keep | Drop:
             raise RewardError(f"group filter of {group.id}: Keep() or Drop(reason) wanted, got {_shown(verdict)}")
         return verdict
 
-    return await _tried(lambda: group_filter(group), accept, recipe, lambda: f"group filter of {group.id}")
+    return await _tried(lambda: group_filter(group), accept, context, lambda: f"group filter of {group.id}")
 
 
 async def _tried(
-    once: Callable[[], Awaitable[object]], accept: Callable[[object], T], recipe: Recipe, what: Callable[[], str]
+    once: Callable[[], Awaitable[object]],
+    accept: Callable[[object], T],
+    context: RolloutContext,
+    what: Callable[[], str],
 ) -> T:
     """What user code answers within its time, once it is acceptable. ``what``: its name, put together for errors only."""
-    retry, seconds = recipe.settings.retry, recipe.settings.deadlines.reward
+    retry, seconds = context.settings.retry, context.settings.deadlines.reward
     number = 0
     while True:
         number += 1
@@ -96,7 +99,7 @@ async def _tried(
                 raise
             why = failure_of(error)
             _LOGGER.warning("%s: try %d of %d failed: %s", what(), number, retry.max_attempts, why)
-        await wait_s(retry_wait_s(number, retry=retry, rng=recipe.ports.random))
+        await wait_s(retry_wait_s(number, retry=retry, rng=context.ports.random))
 
 
 async def _in_time(once: Callable[[], Awaitable[object]], seconds: float | None, what: Callable[[], str]) -> object:

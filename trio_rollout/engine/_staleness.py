@@ -12,14 +12,14 @@ from .._core.settings import Discard, Staleness
 from .._util.condition import Condition
 from ._gate import Gate
 from ._instruments import Instruments
-from ._running import LiveAttempts
+from ._running import RunningAttempts
 
 _LOGGER = logging.getLogger("trio_rollout")
 
 
 @final
 @attrs.define(eq=False, repr=False, kw_only=True)
-class Freshness:
+class StalenessPolicy:
     """Counts what is consumed a version, and applies the staleness settings to groups and attempts.
 
     ``came`` is what consumers wait on: new weights change what must be in their batch.
@@ -27,7 +27,7 @@ class Freshness:
 
     staleness: Staleness
     gate: Gate
-    live: LiveAttempts
+    live: RunningAttempts
     instruments: Instruments
     came: Condition
     _asked: int = attrs.field(default=0, init=False)
@@ -89,7 +89,7 @@ class Freshness:
             _LOGGER.warning("group %s was too old %d times and is starved", entry.id, entry.recycles)
             self.instruments.emit("group.starved", id=entry.id, recycles=entry.recycles)
 
-    def hopeless_at(self, begun: int | None) -> bool:
+    def is_too_old_at(self, begun: int | None) -> bool:
         """Whether a running group that began under this version would be discarded anyway."""
         return is_too_old(begun, self.gate.version, self.staleness)
 

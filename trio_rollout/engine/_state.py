@@ -18,7 +18,7 @@ from ..errors import DataRefused, LedgerError
 
 @final
 @attrs.define(eq=False, repr=False)
-class Fate:
+class EngineFailure:
     """Whether the engine has failed, and whether its user knows. ``obstacle``: what only its user can remove.
 
     ``closing``: its block is being left.
@@ -59,11 +59,11 @@ class Fate:
 
 @final
 @attrs.frozen(eq=False)
-class Record:
+class LedgerWriter:
     """Writes events to the ledger, or nowhere if there is none."""
 
     ledger: Ledger | None
-    fate: Fate
+    fate: EngineFailure
 
     async def write(self, *events: Event) -> None:
         """Write these events in one transaction; without a ledger this returns at once.

@@ -18,8 +18,8 @@ from .._util.time import retry_wait_s, wait_s
 from ..abc import ModelInput, OnTokens
 from ..errors import ContextFull, ServerLost
 from ._attempt import Attempt
-from ._context import Recipe
-from ._gate import Clock, nothing_moved
+from ._context import RolloutContext
+from ._gate import Clock, ignore_progress
 
 
 @attrs.frozen
@@ -37,7 +37,7 @@ _Call: TypeAlias = Turn | _Interrupted
 
 async def sample_turn(
     attempt: Attempt,
-    recipe: Recipe,
+    context: RolloutContext,
     prompt: ModelInput,
     sampling: SamplingParams,
     *,
@@ -54,37 +54,39 @@ async def sample_turn(
     Cancelled too, because the attempt's scope is cancelled.
     """
     parts: list[Turn] = []
-    in_vain = 0
+    empty_continuations = 0
     while True:
         asked = remaining(sampling, parts) if parts else sampling
-        context = context_after(parts) if parts else prompt
+        continued = context_after(parts) if parts else prompt
         told = _behind(parts, on_tokens)
         try:
-            call = await _call_once(attempt, recipe, context, asked, affinity, extra, progress, told)
+            call = await _call_once(attempt, context, continued, asked, affinity, extra, progress, told)
         except ContextFull as error:
             return _filled(parts, error)
         if progress is not None:
-            progress.wind()
+            progress.reset()
         if isinstance(call, Turn):
             return merge([*parts, call])
         if call.tokens is not None and len(call.tokens.output_ids):
             parts.append(call.tokens)
-            in_vain = 0
+            empty_continuations = 0
             if is_used_up(sampling, parts):
                 return merge(parts, stop=Stop.LENGTH)
         else:
-            in_vain += 1
-        await _before_going_on(attempt, recipe, call, in_vain)
+            empty_continuations += 1
+        await _before_going_on(attempt, context, call, empty_continuations)
 
 
-async def _before_going_on(attempt: Attempt, recipe: Recipe, call: _Interrupted, in_vain: int) -> None:
+async def _before_going_on(
+    attempt: Attempt, context: RolloutContext, call: _Interrupted, empty_continuations: int
+) -> None:
     """Wait as retries do, where a turn may go on and got no token; else end the attempt."""
-    retry = recipe.settings.retry
-    if not recipe.settings.partial or in_vain > retry.max_free:
+    retry = context.settings.retry
+    if not context.settings.partial or empty_continuations > retry.max_free:
         raise await attempt.give_up(call.cause, call.why, failure=call.failure)
-    attempt.in_vain = max(attempt.in_vain, in_vain)
-    if in_vain and call.cause is not Cause.WEIGHT_UPDATE:
-        await wait_s(retry_wait_s(in_vain, retry=retry, rng=recipe.ports.random))
+    attempt.empty_continuations = max(attempt.empty_continuations, empty_continuations)
+    if empty_continuations and call.cause is not Cause.WEIGHT_UPDATE:
+        await wait_s(retry_wait_s(empty_continuations, retry=retry, rng=context.ports.random))
 
 
 def _filled(parts: Sequence[Turn], error: ContextFull) -> Turn:
@@ -104,7 +106,7 @@ def _behind(parts: Sequence[Turn], on_tokens: OnTokens | None) -> OnTokens | Non
 
 async def _call_once(
     attempt: Attempt,
-    recipe: Recipe,
+    context: RolloutContext,
     prompt: ModelInput,
     sampling: SamplingParams,
     affinity: str,
@@ -112,34 +114,34 @@ async def _call_once(
     progress: Clock | None,
     on_tokens: OnTokens | None,
 ) -> _Call:
-    gate, seconds = recipe.gate, recipe.settings.deadlines.turn
-    moved = progress.wind if progress is not None else nothing_moved if recipe.settings.partial else None
+    gate, seconds = context.gate, context.settings.deadlines.turn
+    moved = progress.reset if progress is not None else ignore_progress if context.settings.partial else None
     answer: Turn | None = None
     if not gate.is_open:
         await gate.wait()
     if attempt.begun is None:
         attempt.begun = gate.version
-    with gate.turn(seconds, beside=progress) as passage:
+    with gate.turn(seconds, beside=progress) as ticket:
         try:
-            answer = await recipe.servers.generate(
+            answer = await context.servers.generate(
                 prompt,
                 sampling,
                 affinity=affinity,
                 extra=extra,
                 on_progress=moved,
                 on_tokens=on_tokens,
-                while_waiting=passage.stopped,
+                while_waiting=ticket.stopped,
             )
         except ServerLost as error:
             return _lost(error, attempt)
     if answer is None:
-        if passage.interrupted:
+        if ticket.interrupted:
             return _Interrupted(Cause.WEIGHT_UPDATE, "a weight update closed the call")
         raise await attempt.give_up(Cause.DEADLINE, f"the turn's deadline of {seconds} s passed")
     attempt.new_tokens += len(answer.output_ids)
     if answer.stop is not Stop.ABORT:
         return answer
-    ours = not gate.is_open or gate.epoch != passage.epoch
+    ours = not gate.is_open or gate.epoch != ticket.epoch
     cause = Cause.WEIGHT_UPDATE if ours else Cause.SERVER_ABORT
     return _Interrupted(cause, f"request {answer.rid} was aborted on its server", tokens=answer)
 

@@ -27,11 +27,11 @@ from .._core.enums import Cause, PauseMode
 from .._core.events import VersionChanged
 from .._util.condition import Condition
 from ..errors import ServerError
-from ._context import Recipe
+from ._context import RolloutContext
 from ._instruments import Instruments
-from ._running import LiveAttempts
-from ._staleness import Freshness
-from ._state import Fate, Record
+from ._running import RunningAttempts
+from ._staleness import StalenessPolicy
+from ._state import EngineFailure, LedgerWriter
 
 _LOGGER = logging.getLogger("trio_rollout")
 _PARKED_S = 1.0
@@ -63,13 +63,13 @@ class WeightUpdate:
 class Weights:
     """Opens windows, one at a time, and knows whether the current task is inside one."""
 
-    recipe: Recipe
-    live: LiveAttempts
-    evaluations: LiveAttempts
-    record: Record
-    fate: Fate
+    context: RolloutContext
+    live: RunningAttempts
+    evaluations: RunningAttempts
+    record: LedgerWriter
+    fate: EngineFailure
     changed: Condition
-    freshness: Freshness
+    freshness: StalenessPolicy
     instruments: Instruments
     may_repeat: bool = False
     _open: WeightUpdate | None = attrs.field(default=None, init=False)
@@ -86,7 +86,7 @@ class Weights:
         """The window; see ``RolloutEngine.weight_update``."""
         self.fate.check()
         self._check(version, mode)
-        gate, window = self.recipe.gate, WeightUpdate(version=version, mode=mode)
+        gate, window = self.context.gate, WeightUpdate(version=version, mode=mode)
         self._open = window
         outside = self._around.set(window)
         try:
@@ -106,7 +106,7 @@ class Weights:
         self.instruments.emit("weights.updated", version=version, mode=mode, seconds=dict(window.seconds))
 
     def _check(self, version: int, mode: PauseMode) -> None:
-        current = self.recipe.gate.version
+        current = self.context.gate.version
         if self._open is not None:
             raise trio.BusyResourceError(f"weight_update(version={version}): another weight update is under way")
         if not is_whole(version) or mode not in set(PauseMode):
@@ -118,16 +118,16 @@ class Weights:
         why = f"weight update to version {window.version}"
         if len(self.evaluations) and window.mode is not PauseMode.ABORT:
             self.evaluations.cancel_sampling(Cause.WEIGHT_UPDATE, why)  # before the pause: their aborts must arrive
-            with trio.move_on_after(self.recipe.settings.deadlines.abort):
+            with trio.move_on_after(self.context.settings.deadlines.abort):
                 await self.evaluations.changed.wait_until(lambda: not len(self.evaluations))
         with window.timed("pause"):
-            await self.recipe.servers.pause(window.mode)
+            await self.context.servers.pause(window.mode)
         if window.mode is PauseMode.ABORT:
             with window.timed("quiet"):
                 await self._await_calls(why)
 
     async def _await_calls(self, why: str) -> None:
-        gate, settings = self.recipe.gate, self.recipe.settings
+        gate, settings = self.context.gate, self.context.settings
         with trio.move_on_after(settings.deadlines.abort):
             await self._until_none_comes_back()
         self.evaluations.cancel_sampling(Cause.WEIGHT_UPDATE, why)
@@ -140,7 +140,7 @@ class Weights:
             await gate.changed.wait_until(lambda: not gate.calls)
 
     async def _until_none_comes_back(self) -> None:
-        gate = self.recipe.gate
+        gate = self.context.gate
         while left := gate.calls:
             with trio.move_on_after(_PARKED_S) as patience:
                 await gate.changed.wait_until(partial(gate.has_fewer_calls, left))
@@ -148,18 +148,18 @@ class Weights:
                 return
 
     async def _confirm(self, version: int) -> None:
-        named = await self.recipe.servers.versions()
+        named = await self.context.servers.versions()
         wrong = {url: other for url, other in named.items() if other not in {None, version}}
         if wrong:
             raise ServerError(
                 f"weight_update(version={version}): after the body, servers name other versions: {wrong}; "
-                f"the engine stays at version {self.recipe.gate.version}"
+                f"the engine stays at version {self.context.gate.version}"
             )
         if not named:
             _LOGGER.error("no server answers; weight version %d is taken at the trainer's word", version)
         elif all(other is None for other in named.values()):
             _LOGGER.warning("no server names a weight version; %d is taken at the trainer's word", version)
-        self.recipe.servers.require_version(version)
+        self.context.servers.require_version(version)
         await self._adopt(version)
         self.may_repeat = False
 
@@ -170,29 +170,29 @@ class Weights:
             raise trio.BusyResourceError(f"note_weight_version({version}): a weight update is under way")
         if not is_whole(version):
             raise TypeError(f"note_weight_version: a whole number wanted, got {version!r}")
-        if version != self.recipe.gate.version:
-            self.recipe.servers.require_version(version)
+        if version != self.context.gate.version:
+            self.context.servers.require_version(version)
             await self._adopt(version)
             self.changed.notify()
             self.instruments.emit("weights.noted", version=version)
 
     async def _adopt(self, version: int) -> None:
         await self.record.write(VersionChanged(version=version))
-        self.recipe.gate.version = version
+        self.context.gate.version = version
         self.freshness.note_new_version()
         for attempt in self.live.all():
-            if self.freshness.hopeless_at(attempt.begun):
+            if self.freshness.is_too_old_at(attempt.begun):
                 attempt.cancel(Cause.STALE, f"began under version {attempt.begun}, the weights are at {version}")
 
     async def _reopen(self, window: WeightUpdate) -> None:
-        with window.timed("resume"), trio.move_on_after(self.recipe.settings.deadlines.control) as limit:
+        with window.timed("resume"), trio.move_on_after(self.context.settings.deadlines.control) as limit:
             try:
-                await self.recipe.servers.resume()
+                await self.context.servers.resume()
             except ServerError as error:
                 _LOGGER.error("after the weight update to %d: %s", window.version, error)  # noqa: TRY400  says it all
                 self.instruments.emit("servers.stayed_paused", error=str(error))
         if limit.cancelled_caught:
             _LOGGER.error("after the weight update to %d: servers were not resumed in time", window.version)
         with window.timed("open"):
-            await self.recipe.gate.open()
+            await self.context.gate.open()
         self.changed.notify()

@@ -30,7 +30,7 @@ def _bodies(db: apsw.Connection, read: Read, state: str) -> Iterator[tuple[int, 
 
 def _unfinished(db: apsw.Connection, read: Read) -> tuple[Unfinished, ...]:
     return tuple(
-        Unfinished(prompt=decode_prompt(body), attempt=attempt, attempts=attempts, free=free)
+        Unfinished(prompt=decode_prompt(body), attempt=attempt, attempts=attempts, unpenalized=free)
         for attempt, attempts, free, _, body in _bodies(db, read, "waiting")
     )
 

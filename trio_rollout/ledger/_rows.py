@@ -225,7 +225,7 @@ class Apply:
             place=self.rows.next_place(),
             attempt=event.attempt,
             attempts=event.attempts,
-            free=event.free,
+            free=event.unpenalized,
             step=None,
             cause=event.cause.value,
             error=error,
