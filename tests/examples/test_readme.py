@@ -1,4 +1,4 @@
-"""The README's code runs as it stands, against the tiny server."""
+"""The code of the README, of docs/rollouts.md and of docs/restarts.md runs as it stands."""
 
 import json
 import re
@@ -6,19 +6,29 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
+import pytest
 import trio
 
 from trio_rollout import IterableSource, SamplingParams, SingleTurn, open_ledger, open_rollout_engine
 from trio_rollout.testing import FakeServers, Say, prompts
 from trio_rollout.tiny import DATA, TinySettings, open_tiny_process
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+ROOT = Path(__file__).parents[2]
+BLOCKS = {
+    name: re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
+    for name in ("README.md", "docs/restarts.md", "docs/rollouts.md")
+}
+
+
+def block_with(name: str, text: str) -> str:
+    """The one block of a document that contains this text."""
+    (block,) = [block for block in BLOCKS[name] if text in block]
+    return block
 
 
 async def test_the_training_loop_runs(tmp_path):
     """With its paths, its URL and a trainer filled in, it trains on every group and acks every batch."""
-    (block,) = [block for block in BLOCKS if "open_ledger" in block]
+    block = block_with("README.md", "open_ledger")
     lines = [json.dumps({"prompt": f"question {number}", "label": "42"}) for number in range(80)]
     await trio.Path(tmp_path / "prompts.jsonl").write_text("\n".join(lines), encoding="utf-8")
     trained, versions = [], iter(range(1, 100))
@@ -50,7 +60,7 @@ class Killed(Exception):
 
 
 class Checkpoint:
-    """What a trainer keeps; the process ends before it is written, or right after it."""
+    """A trainer's checkpoint; the process ends before it is written, or right after it."""
 
     def __init__(self):
         self.step, self.groups, self.trained, self.since = -1, set(), [], []
@@ -72,10 +82,10 @@ class Checkpoint:
 
 
 async def test_a_trainer_that_is_killed_trains_on_each_group_once(tmp_path):
-    (block,) = [block for block in BLOCKS if "checkpoint.save" in block]
+    block = block_with("docs/restarts.md", "checkpoint.save")
     checkpoint, lives, ended = Checkpoint(), 0, False
     names = {"trio": trio, "train_step": checkpoint.train_step}
-    exec(compile(block.replace("32", "3"), "README.md", "exec"), names)
+    exec(compile(block.replace("32", "3"), "docs/restarts.md", "exec"), names)
     while not ended:
         lives += 1
         with suppress(Killed):
@@ -95,8 +105,9 @@ async def test_a_trainer_that_is_killed_trains_on_each_group_once(tmp_path):
     assert sorted(checkpoint.trained) == sorted(prompt.id for prompt in prompts(20))
 
 
-async def test_the_rollout_of_ones_own_runs(autojump_clock):
-    (block,) = [block for block in BLOCKS if "two_turns" in block]
+@pytest.mark.parametrize("name", ["README.md", "docs/rollouts.md"])
+async def test_the_rollout_of_ones_own_runs(autojump_clock, name):
+    block = block_with(name, "two_turns")
 
     async def look_something_up(text):
         return [7, 8]
