@@ -4,10 +4,10 @@
 PYTHON ?= python3.11
 PYTEST_ARGS ?=
 BIN := .venv/bin
-CODE := $(wildcard trio_rollout compat tests examples benchmarks hatch_build.py .ci/run)
+CODE := $(wildcard trio_rollout compat tests examples benchmarks hatch_build.py .ci/run docs/make_pictures.py)
 COMPILED := hatch_build.py $(wildcard trio_rollout/sglang/_wire/*.[ch])
 
-.PHONY: setup demo test soak bench bench-full mutate test-kill check format setup-sglang test-sglang setup-agents test-agents setup-ray test-ray
+.PHONY: setup demo test soak bench bench-full mutate test-kill check pictures format setup-sglang test-sglang setup-agents test-agents setup-ray test-ray
 
 setup: .venv/.installed
 
@@ -66,6 +66,10 @@ check: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" basedpyright --ignoreexternal --verifytypes trio_rollout
 	$(BIN)/pytest tests/project $(PYTEST_ARGS)
 
+# The state diagrams of docs/lifecycles.md, from the tables in trio_rollout/_core.
+pictures: setup
+	$(BIN)/python docs/make_pictures.py
+
 format: setup
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/ruff check --fix $(CODE)
@@ -86,7 +90,7 @@ setup-agents: setup
 test-agents: setup-agents
 	$(BIN)/pytest -m agents $(PYTEST_ARGS)
 
-# Ray is big, so it has an environment of its own. It leaves processes to be reaped by whoever comes next, and says so.
+# Ray is big, so it has a separate environment. It does not reap all of its processes, and warns about them.
 RAY_WARNINGS := -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning
 setup-ray: .venv-ray/.installed
 

@@ -1,0 +1,46 @@
+"""Write the state diagrams of docs/lifecycles.md, made from the tables in trio_rollout/_core (``make pictures``)."""
+
+import enum
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from trio_rollout._core import lifecycle
+
+PAGE = Path(__file__).with_name("lifecycles.md")
+
+
+def diagram(transitions: Mapping[enum.Enum, Mapping[enum.Enum, enum.Enum]], first: enum.Enum, entered: str) -> str:
+    """Return a table of states and events as a mermaid state diagram; a state without events is an end."""
+    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {first.value}: {entered}"]
+    for state, events in transitions.items():
+        lines += [f"    {state.value} --> {after.value}: {event.value}" for event, after in events.items()]
+        if not events:
+            lines.append(f"    {state.value} --> [*]")
+    return "\n".join([*lines, "```"])
+
+
+def group() -> str:
+    """Return the picture of a group's life."""
+    return diagram(lifecycle.TRANSITIONS, lifecycle.State.WAITING, "pulled")
+
+
+PICTURES: dict[str, Callable[[], str]] = {"group": group}
+
+
+def with_pictures(page: str) -> str:
+    """Return the page with each picture replaced by that of its table.
+
+    Raises:
+      LookupError: a picture has no place in the page.
+    """
+    for name, draw in PICTURES.items():
+        before, begin, rest = page.partition(f"<!-- picture: {name} -->\n")
+        _, end, after = rest.partition("<!-- end -->")
+        if not end:
+            raise LookupError(f"{PAGE.name} has no place for the picture {name!r}")
+        page = f"{before}{begin}{draw()}\n{end}{after}"
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_pictures(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
