@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install SGLang 0.5.23 for a CPU, and two tiny models, into a virtual environment of its own:
+# Install SGLang 0.5.23 for a CPU, and two tiny models, into a separate virtual environment:
 #
 #   setup.sh VENV [PYTHON]
 #

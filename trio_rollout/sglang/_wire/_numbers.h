@@ -85,7 +85,7 @@ static inline int read_id(Text *text, int32_t *id)
     uint64_t value = 0;
     skip_space(text);
     if (!read_whole(text, &value) || value > INT32_MAX)
-        return 0; /* a fraction or an exponent is refused by whoever expects a comma or a bracket next */
+        return 0; /* a fraction or an exponent is refused by the caller, which expects a comma or a bracket next */
     *id = (int32_t)value;
     return 1;
 }

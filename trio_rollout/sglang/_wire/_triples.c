@@ -5,7 +5,7 @@
    knows every form and every error message, reads the same body. So this one may refuse anything, but may never differ:
 
    - What is cut out is checked here by the grammar of JSON. What is left is only walked over, by strings and brackets, and
-     checked by whoever decodes the rest. If the rest is valid JSON then the walk took it for what it is, the nulls stand
+     checked by the decoder of the rest. If the rest is valid JSON then the walk took it for what it is, the nulls stand
      where values stand, and the body was valid too.
    - Names are compared as bytes. One that is written with escapes, or twice, could mean another place: refused.
    - output_ids must be the very ids that the log-probs name, or null, or absent.
