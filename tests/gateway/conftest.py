@@ -1,4 +1,4 @@
-"""What the tests of sessions share: a gateway over a tiny server on a real socket, and one rollout that is an agent."""
+"""Fixtures of the gateway's tests: a gateway over a tiny server on a real socket, and one rollout that is an agent."""
 
 import warnings
 from contextlib import asynccontextmanager
@@ -47,7 +47,7 @@ WEATHER = {
 
 @attrs.define
 class Stage:
-    """Everything an agent's test may look at."""
+    """The parts of a running engine that a test may look at."""
 
     gateway: object
     engine: object
@@ -102,7 +102,7 @@ def open_stage(script):
 
 @pytest.fixture
 def run_agent_once(open_stage):
-    """Run one rollout that is this agent, and give its trajectory; whatever the agent raises is raised."""
+    """Run one rollout that is this agent, and return its trajectory; raise the agent's exception."""
 
     async def run(agent, *, stages=None, patience=60, **options):
         raised = []
@@ -128,13 +128,13 @@ def run_agent_once(open_stage):
 
 @pytest.fixture
 def tiny_tokenizer():
-    """The tokenizer of the tiny server, as the gateway has it."""
+    """The tokenizer of the tiny server, as the gateway uses it."""
     return load_tokenizer(DATA)
 
 
 @pytest.fixture
 def clients_leave_generators(_no_leaks):
-    """The vendors' clients stop reading at the last event, and leave generators of theirs to the garbage collector."""
+    """Ignore generators that the vendors' clients leave to the garbage collector: they stop reading at the last event."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Async generator '(openai|anthropic|httpx|httpcore)", ResourceWarning)
         yield

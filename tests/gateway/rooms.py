@@ -8,7 +8,7 @@ from trio_rollout import IterableSource, Ports, Prompt, SamplingParams, open_rol
 from trio_rollout._util.threads import run_inline
 from trio_rollout.gateway import GatewaySettings, Parsed
 from trio_rollout.gateway._gateway import AgentGateway
-from trio_rollout.gateway._values import ChatRequest, Context
+from trio_rollout.gateway._values import ChatRequest, ContextLimits
 from trio_rollout.testing import FakeServers
 from trio_rollout.tiny import DATA
 from trio_rollout.tokenizer._tokenizer import load_tokenizer
@@ -19,7 +19,7 @@ class NoParser:
 
     finds_thoughts = False
 
-    def takes_apart(self, tools):
+    def parses_markup(self, tools):
         return False
 
     async def parse(self, text, tools):
@@ -27,32 +27,32 @@ class NoParser:
 
 
 def counted():
-    """Secrets that are no secret."""
+    """Return a source of ids that are known in advance."""
     numbers = iter(range(1_000_000_000))
     return lambda: f"{next(numbers):032x}"
 
 
-def gateway(*, context=None, run_sync=run_inline, **settings):
+def gateway(*, limits=None, run_sync=run_inline, **settings):
     return AgentGateway(
         url="http://gateway",
         tokenizer=load_tokenizer(DATA),
         parser=NoParser(),
         settings=GatewaySettings(**settings),
-        context=context or Context(length=settings.get("context_length")),
+        limits=limits or ContextLimits(length=settings.get("context_length")),
         run_sync=run_sync,
         new_secret=counted(),
     )
 
 
-def asks(text, *, key=None, again=False, history=(), stream=False):
-    """A request with one more message of the user."""
+def asks(text, *, digest=None, again=False, history=(), stream=False):
+    """Return a request with one more message of the user."""
     messages = (*history, {"role": "user", "content": text})
-    return ChatRequest(messages=messages, key=key or repr(messages), again=again, stream=stream, max_tokens=8)
+    return ChatRequest(messages=messages, digest=digest or repr(messages), again=again, stream=stream, max_tokens=8)
 
 
 async def ask(session, request):
-    """What a handler does for a client that stays: wait for the answer, and deliver it."""
-    with session.joined(request) as turn:
+    """Wait for the answer and deliver it, as a handler does for a client that stays."""
+    with session.turn_for(request) as turn:
         await turn.wait_over()
         if turn.error is not None:
             raise turn.error

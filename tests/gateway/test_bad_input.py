@@ -1,4 +1,4 @@
-"""Whatever is sent: an answer in the protocol's own shape, never a 5xx of ours, never a turn that nobody asked for."""
+"""Any input is answered in the protocol's own shape: never a 5xx of ours, never a turn that was not asked for."""
 
 import json
 
@@ -109,7 +109,7 @@ ANSWERS = st.builds(
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: type(protocol).__name__)
 @given(answer=ANSWERS, cut=st.integers(0, 8))
 def test_a_stream_says_what_the_whole_answer_says(protocol, answer, cut):
-    """Cut anywhere, the pieces are the text; every event is JSON; the end is the protocol's own."""
+    """The pieces make up the text wherever it is cut; every event is JSON; the end is the protocol's own."""
     request = ChatRequest(messages=({"role": "user", "content": "x"},), model="m", stream=True)
     writer = protocol.stream("t", request)
     shown = answer.text[:cut]

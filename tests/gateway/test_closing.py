@@ -1,4 +1,4 @@
-"""The order of closing, each step in virtual time: refuse, drain, cancel, and only then the trajectory."""
+"""Closing a session, step by step in virtual time: refuse, drain, cancel, and only then the trajectory."""
 
 import math
 from contextlib import suppress
@@ -12,9 +12,9 @@ from trio_rollout import Deadlines, EngineSettings, Prompt, Retry, SamplingParam
 from trio_rollout._util.threads import run_inline
 from trio_rollout.errors import GenerateError, ServerError, SessionClosed
 from trio_rollout.gateway._conversation import Conversation
-from trio_rollout.gateway._gateway import Tombstones
+from trio_rollout.gateway._directory import Tombstones
 from trio_rollout.gateway._protocol import Refusal
-from trio_rollout.gateway._values import Context, Finish
+from trio_rollout.gateway._values import ContextLimits, Finish
 from trio_rollout.testing import HANG, Fail, FakeServers, Say, cancel_everywhere
 from trio_rollout.tiny import DATA
 from trio_rollout.tokenizer._tokenizer import load_tokenizer
@@ -118,7 +118,7 @@ async def test_a_client_that_goes_cancels_its_turn(autojump_clock):
 
 
 async def test_a_turn_that_its_client_left_does_not_count_against_the_cap(autojump_clock):
-    """Sent again it is the same turn, not a new one."""
+    """A request that is sent again is the same turn, not a new one."""
     async with lone_session(FakeServers(plan=lambda number, prompt: Say() if number else HANG), max_turns=1) as (
         session,
         _,
@@ -134,10 +134,10 @@ async def test_a_turn_that_its_client_left_does_not_count_against_the_cap(autoju
     assert session.trajectory().turns == 1
 
 
-async def test_an_answer_that_nobody_got_is_not_recorded(autojump_clock):
+async def test_an_undelivered_answer_is_not_recorded(autojump_clock):
     async with lone_session() as (session, _, _):
         await ask(session, asks("hello"))
-        with session.joined(asks("lost")) as turn:
+        with session.turn_for(asks("lost")) as turn:
             await turn.wait_over()
 
     assert session.trajectory().turns == 1
@@ -147,12 +147,12 @@ async def test_an_answer_that_nobody_got_is_not_recorded(autojump_clock):
 async def test_a_resend_after_a_lost_answer_is_the_same_turn(autojump_clock):
     async with lone_session() as (session, servers, _):
         request = asks("hello")
-        with session.joined(request) as turn:
+        with session.turn_for(request) as turn:
             await turn.wait_over()
         again = await ask(session, request)
         assert again is turn
         assert servers.calls == 1
-        said_so = await ask(session, asks("hello", key=request.key, again=True))
+        said_so = await ask(session, asks("hello", digest=request.digest, again=True))
         assert said_so is turn
         another = await ask(session, request)
         assert another is not turn
@@ -162,11 +162,11 @@ async def test_a_resend_after_a_lost_answer_is_the_same_turn(autojump_clock):
 
 
 async def test_a_resend_joins_a_turn_that_still_runs(autojump_clock, nursery):
-    """The first connection is half open: nobody has noticed that the client has gone."""
+    """The first connection is half open: the gateway has not noticed yet that the client has gone."""
     async with lone_session(FakeServers(plan=lambda number, prompt: Say(seconds=4))) as (session, servers, _):
-        nursery.start_soon(ask, session, asks("hello", key="k"))
+        nursery.start_soon(ask, session, asks("hello", digest="k"))
         await trio.testing.wait_all_tasks_blocked()
-        await ask(session, asks("hello", key="k", again=True))
+        await ask(session, asks("hello", digest="k", again=True))
 
     assert servers.calls == 1
     assert session.trajectory().turns == 1
@@ -204,27 +204,27 @@ async def test_a_servers_failure_is_no_result_unless_the_agent_recovered(autojum
 
 
 async def test_what_was_asked_is_forgotten_with_its_answer(autojump_clock):
-    """All requests of a session together are much more than its conversation; only some can be named by a later one."""
+    """The requests of a session together are much larger than its conversation; only stored ones can be continued by id."""
     kept, named = asks("a" * 1000), asks("b" * 1000)
     async with lone_session() as (session, _, _):
         plain = await ask(session, kept)
-        first = await ask(session, attrs.evolve(named, nameable=True))
+        first = await ask(session, attrs.evolve(named, store=True))
         assert plain.request.messages == first.request.messages == ()
         more = attrs.evolve(asks("more"), previous=first.id)
         for number in range(256):
-            await ask(session, attrs.evolve(more, key=str(number), nameable=True))
+            await ask(session, attrs.evolve(more, digest=str(number), store=True))
         for other in (plain.id, "unknown"):
             with pytest.raises(Refusal, match="no such response among its last 256"):
                 await ask(session, attrs.evolve(more, previous=other))
-        assert len((await ask(session, attrs.evolve(more, key="once more"))).answer.text)
+        assert len((await ask(session, attrs.evolve(more, digest="once more"))).answer.text)
 
 
 async def test_a_prompt_that_no_server_takes_is_answered_without_a_request(autojump_clock):
     """A real SGLang refuses a prompt before the context is used up."""
     length = len(Conversation(load_tokenizer(DATA)).place(asks("hello").messages, ()).prompt_ids)
     for longest, calls in ((length, 1), (length - 1, 0)):
-        context = Context(length=length + 7, longest_prompt=longest)
-        async with lone_session(context=context) as (session, servers, _):
+        limits = ContextLimits(length=length + 7, longest_prompt=longest)
+        async with lone_session(limits=limits) as (session, servers, _):
             turn = await ask(session, attrs.evolve(asks("hello"), max_tokens=100))
             assert servers.calls == calls
             assert (turn.answer.output_tokens > 0) == bool(calls)
@@ -232,7 +232,7 @@ async def test_a_prompt_that_no_server_takes_is_answered_without_a_request(autoj
 
 
 async def test_large_conversations_are_tokenised_beside_the_loop(autojump_clock):
-    """Half a megabyte takes a second, in which no other session would get a token."""
+    """Tokenising half a megabyte takes a second, in which no other session would get a token."""
     beside = []
 
     async def run_sync(fn, /, *args):
@@ -277,7 +277,7 @@ async def test_the_groups_deadline_ends_a_hung_turn_and_its_session(autojump_clo
 
 
 async def test_a_weight_update_in_the_middle_of_a_session_tries_again_with_a_new_one(autojump_clock):
-    """The attempt is requeued; its session ends at once, and the next attempt's has another id."""
+    """The attempt is requeued; its session ends at once, and the next attempt's session has another id."""
     ids = []
 
     async def generate(prompt, rollout):
@@ -309,7 +309,7 @@ async def test_with_partial_a_turn_goes_on_and_what_was_streamed_stays_true(auto
 
     async def generate(prompt, rollout):
         async with rollout.session() as session:
-            with session.joined(asks("one", stream=True)) as turn:
+            with session.turn_for(asks("one", stream=True)) as turn:
                 await turn.wait_over()
                 shown.extend(turn.sampled)
                 assert turn.error is None
@@ -332,7 +332,7 @@ async def test_with_partial_a_turn_goes_on_and_what_was_streamed_stays_true(auto
 
 
 async def busy_session(arm):
-    """A session with a main turn and two concurrent ones, and what is to be looked at afterwards."""
+    """Run a session with a main turn and two concurrent ones; return the servers and the gateway to look at."""
     servers, door = FakeServers(plan=lambda number, prompt: Say(seconds=2)), gateway(drain=1)
 
     async def helper(session, text):
@@ -361,15 +361,15 @@ def test_cancelled_anywhere_nothing_of_a_session_stays():
 
 
 async def in_a_row(sessions):
-    """Open and close so many sessions of one gateway; resident bytes after a fifth and at the end."""
+    """Open and close so many sessions of one gateway; return the resident bytes after a fifth and at the end."""
     door, sizes = gateway(tombstones=100, tombstone_seconds=30), []
     for number in range(sessions):
         opened = door.open_session(Alone(), prompt=Prompt(id="p", text="task"), sampling=SamplingParams())
         async with opened as session:
-            assert door.key_of(session.id) == session.api_key
+            assert door.directory.key_of(session.id) == session.api_key
         if number in {sessions // 5, sessions - 1}:
             sizes.append(psutil.Process().memory_info().rss)
-    assert door.key_of(session.id) == session.api_key, "a late call is told that it is closed"
+    assert door.directory.key_of(session.id) == session.api_key, "a late call is told that it is closed"
     assert door.statistics().tombstones == min(100, sessions)
     assert door.statistics().sessions == 0
     return sizes
@@ -389,7 +389,7 @@ async def test_a_million_sessions_leak_nothing(autojump_clock):
 def test_many_tombstones_are_bounded():
     stones = Tombstones(most=4096, seconds=600)
     for number in range(100_000):
-        stones.bury(str(number), "key", now=number * 0.001)
+        stones.add(str(number), "key", now=number * 0.001)
 
     assert len(stones) == 4096
     assert stones.key_of("99999", now=100.0) == "key"
@@ -399,7 +399,7 @@ def test_many_tombstones_are_bounded():
 def test_tombstones_are_bounded_in_number_and_time():
     stones = Tombstones(most=3, seconds=10)
     for number in range(1000):
-        stones.bury(str(number), f"key {number}", now=float(number) / 1000)
+        stones.add(str(number), f"key {number}", now=float(number) / 1000)
 
     assert len(stones) == 3
     assert stones.key_of("999", now=5.0) == "key 999"

@@ -1,4 +1,4 @@
-"""From messages to ids: what was sampled is what the next turn continues, and what can't be is a branch, never silence."""
+"""From messages to ids: a turn continues the sampled ids of the turn before, or is a new branch, never silently other ids."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from trio_rollout import Stop, Turn, VersionSpan
 from trio_rollout._core.token_tree import Drift
 from trio_rollout.errors import RequestRejected
 from trio_rollout.gateway._conversation import Conversation
-from trio_rollout.gateway._streaming_text import Reveal
+from trio_rollout.gateway._streaming_text import StreamingText
 from trio_rollout.tiny import DATA
 from trio_rollout.tiny._control import separate_reasoning
 from trio_rollout.tokenizer._tokenizer import load_tokenizer
@@ -31,12 +31,12 @@ def turn_of(prompt_ids, output_ids):
 
 
 def byte_ids(text):
-    """A text as the model might sample it, and no tokenizer would write it: a token a byte."""
+    """Return a text as the model might sample it and no tokenizer would encode it: one token a byte."""
     return [*text.encode(), END]
 
 
 def say(conversation, messages, output_ids, *, tools=(), **more):
-    """Sample this answer to these messages; gives the placement and the messages with the answer behind them."""
+    """Sample this answer to these messages; return the placement, and the messages with the answer after them."""
     placement = conversation.place(messages, tools)
     turn = turn_of(placement.prompt_ids, output_ids)
     answer = {"role": "assistant", "content": turn.text, **more}
@@ -83,7 +83,7 @@ def test_an_answer_that_was_cut_off_gets_its_end_mark_as_context():
 def test_a_rewritten_answer_is_another_branch():
     conversation = Conversation(TOKENIZER)
     _, messages = say(conversation, [user("hi")], byte_ids("first"))
-    messages[-1] = {"role": "assistant", "content": "somebody else's words"}
+    messages[-1] = {"role": "assistant", "content": "other words"}
     second, _ = say(conversation, [*messages, user("more")], byte_ids("done"))
 
     assert second.drift is Drift.NONE
@@ -166,8 +166,8 @@ TEXTS = st.text(alphabet='ab <>{}\n"é漢', min_size=1, max_size=12)
 
 
 @given(st.lists(st.tuples(TEXTS, TEXTS, st.booleans(), st.booleans()), min_size=1, max_size=5))
-def test_whatever_was_sampled_is_trained_as_it_was(turns):
-    """Linear conversations, sampled byte by byte or as the tokenizer would, ended or cut: one row, every id kept."""
+def test_sampled_ids_are_trained_as_they_were_sampled(turns):
+    """A linear conversation is one row with every id, sampled byte by byte or as the tokenizer encodes, ended or cut."""
     conversation, messages, sampled = Conversation(TOKENIZER), [], []
     for asked, answered, by_bytes, ended in turns:
         ids = list(answered.encode()) if by_bytes else TOKENIZER.encode(answered)
@@ -184,22 +184,22 @@ def test_whatever_was_sampled_is_trained_as_it_was(turns):
 @given(
     text=st.text(max_size=20), pieces=st.lists(st.integers(1, 5), max_size=20), stop=st.sampled_from(["", "ab", "é"])
 )
-def test_what_is_shown_is_always_the_beginning_of_what_will_be(text, pieces, stop):
+def test_the_shown_text_is_always_a_beginning_of_the_final_text(text, pieces, stop):
     ids = [*text.encode(), END]
-    reveal = Reveal(TOKENIZER, marked_up=False, stop=(stop,) if stop else ())
+    streaming = StreamingText(TOKENIZER, parses_markup=False, stop=(stop,) if stop else ())
     whole = text.split(stop, 1)[0] if stop else text
     upto, shown = 0, ""
     for size in [*pieces, len(ids)]:
         upto = min(len(ids), upto + size)
-        reveal.feed(ids[:upto])
-        assert reveal.text.startswith(shown)
-        shown = reveal.text
+        streaming.feed(ids[:upto])
+        assert streaming.text.startswith(shown)
+        shown = streaming.text
         assert whole.startswith(shown)
 
 
 def test_markup_is_held_back():
     ids = TOKENIZER.encode("I look. \n<tool_call>\n{}")
-    held, open_ = Reveal(TOKENIZER, marked_up=True), Reveal(TOKENIZER, marked_up=False)
+    held, open_ = StreamingText(TOKENIZER, parses_markup=True), StreamingText(TOKENIZER, parses_markup=False)
     for size in range(len(ids) + 1):
         held.feed(ids[:size])
         open_.feed(ids[:size])
@@ -219,18 +219,18 @@ def test_a_template_that_refuses_is_a_refusal():
     begins_inside=st.booleans(),
     answers=st.lists(st.booleans(), min_size=40, max_size=40),
 )
-def test_what_flows_as_thoughts_or_text_is_what_the_parser_says_in_the_end(parts, begins, begins_inside, answers):
-    """Whatever is sampled, token by token, and whenever the parser answers: nothing is shown that must be taken back."""
-    reveal = Reveal(TOKENIZER, marked_up=True, thinks=True)
+def test_streamed_thoughts_and_text_agree_with_the_parsers_final_answer(parts, begins, begins_inside, answers):
+    """No text is shown that must be taken back, for any tokens and any delay of the parser's answers."""
+    streaming = StreamingText(TOKENIZER, parses_markup=True, finds_thoughts=True)
     written = begins + "".join(parts)
     ids = TOKENIZER.encode(written, add_special_tokens=False)
 
     for upto in range(1, len(ids) + 1):
-        reveal.feed(ids[:upto])
-        while reveal.question is not None and answers and answers.pop():
-            parsed = separate_reasoning(reveal.question, begins_inside=begins_inside)
-            reveal.learn(parsed["reasoning_text"], parsed["text"])
+        streaming.feed(ids[:upto])
+        while streaming.unclassified is not None and answers and answers.pop():
+            parsed = separate_reasoning(streaming.unclassified, begins_inside=begins_inside)
+            streaming.classify(parsed["reasoning_text"], parsed["text"])
 
     final = separate_reasoning(written, begins_inside=begins_inside)
-    assert final["reasoning_text"].startswith(reveal.thoughts)
-    assert final["text"].lstrip().startswith(reveal.text)
+    assert final["reasoning_text"].startswith(streaming.thoughts)
+    assert final["text"].lstrip().startswith(streaming.text)

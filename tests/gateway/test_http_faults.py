@@ -1,4 +1,4 @@
-"""Clients that drop, hang or talk nonsense, on real sockets: their turns end, nothing else is disturbed."""
+"""Clients that disconnect, hang or send nonsense, on real sockets: their turns end, nothing else is disturbed."""
 
 import json
 import socket
@@ -18,7 +18,7 @@ FREE = {"model": "policy", "messages": [{"role": "user", "content": "free"}], "m
 
 
 def raw_request(session, body, *, path="/v1/chat/completions", headers=()):
-    """The bytes of a request."""
+    """Return the bytes of a request."""
     data = json.dumps(body).encode()
     target = "/" + session.base_url.split("/", 3)[3] + path
     lines = [f"POST {target} HTTP/1.1", "host: x", f"authorization: Bearer {session.api_key}", *headers]
@@ -37,7 +37,7 @@ def reset(stream):
 
 
 async def until(condition):
-    """Wait for what another task is about to do."""
+    """Wait until another task has made the condition true."""
     with trio.fail_after(60):
         while not condition():
             await trio.sleep(0.01)
@@ -117,7 +117,7 @@ async def test_a_client_that_reads_nothing_does_not_hold_its_session_open(run_ag
 
 
 async def test_a_connection_ends_when_its_client_closes_it(run_agent_once):
-    """Not when the keep-alive time is over: every agent that exits would leave a socket and its tasks for minutes."""
+    """It does not stay until the keep-alive time is over: every agent that exits would leave a socket and tasks for minutes."""
 
     async def agent(session):
         port = int(session.base_url.split("/")[2].split(":")[1])
@@ -129,14 +129,14 @@ async def test_a_connection_ends_when_its_client_closes_it(run_agent_once):
 
 
 def open_sockets(port):
-    """Connections that the gateway on this port still has."""
+    """Count the connections that the gateway on this port still has."""
     return sum(
         found.laddr.port == port and found.status in {"ESTABLISHED", "CLOSE_WAIT"}
         for found in psutil.Process().net_connections()
     )
 
 
-async def test_nonsense_on_the_wire_hurts_nobody(run_agent_once):
+async def test_nonsense_on_the_wire_disturbs_no_other_request(run_agent_once):
     async def agent(session):
         for nonsense in (
             b"\x16\x03\x01\x00",
@@ -216,7 +216,7 @@ async def test_after_the_end_a_late_call_is_told_that_the_session_is_closed(open
 
 
 async def test_a_server_that_dies_with_the_turn_ends_the_attempt(open_stage):
-    """Infrastructure is never trained: the group is tried again, then given up, with the server's name."""
+    """An infrastructure failure is never trained: the group is tried again, then quarantined, with the server's name."""
     stages, status = [], []
 
     async def agent(session):
@@ -235,7 +235,7 @@ async def test_a_server_that_dies_with_the_turn_ends_the_attempt(open_stage):
 
 
 async def test_closing_step_by_step_over_http(run_agent_once):
-    """Newcomers get a 503, the turn that runs is delivered, and only then the session is over."""
+    """New requests get a 503, the running turn is delivered, and only then the session is closed."""
     stages, met = [], []
 
     async def agent(session):
@@ -264,8 +264,8 @@ async def test_closing_step_by_step_over_http(run_agent_once):
     assert trajectory.turns == 1
 
 
-async def test_what_does_not_end_within_the_drain_is_aborted_on_its_server_and_told_so(run_agent_once):
-    """Whole and streamed: the one is a 503, the other a stream that ends in an error; neither is recorded."""
+async def test_turns_that_outlast_the_drain_are_aborted_on_their_server_and_told_so(run_agent_once):
+    """A whole answer becomes a 503, a stream ends in an error; neither is recorded."""
     stages, met = [], {}
 
     async def agent(session):
@@ -295,7 +295,7 @@ async def test_what_does_not_end_within_the_drain_is_aborted_on_its_server_and_t
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_server_that_hangs_is_left_at_the_turns_deadline(open_stage, stream):
-    """The turn's deadline ends the attempt, its session with it: nobody waits for ever."""
+    """The turn's deadline ends the attempt, and its session with it: no client waits for ever."""
     told = []
 
     async def agent(session):
@@ -330,7 +330,7 @@ async def test_a_client_that_sends_its_body_for_ever_is_given_up(run_agent_once)
 
 @pytest.mark.parametrize("limits", [{"seconds": 0.5}, {"seconds": 600}], ids=["over its time", "cancelled"])
 async def test_an_agents_process_tree_is_dead_before_its_session_closes(open_stage, tmp_path, limits):
-    """Also what has fled its process group: at the end of ``run_agent`` nothing of it is left, and the session is open."""
+    """No process of the agent is left when ``run_agent`` returns, not even outside its group, and the session is open."""
     mark, found, working = str(tmp_path / "mark"), [], trio.Event()
 
     async def drain_while_it_works(engine):

@@ -1,4 +1,4 @@
-"""Many sessions at once: every recorded token accounted for, none trained twice, memory flat, a weight update in between."""
+"""Many sessions at once: every token is recorded and trained once, memory stays flat, weights change in between."""
 
 import httpx
 import psutil
@@ -21,9 +21,9 @@ TURNS = 5
 
 
 class Agents:
-    """Agents that talk in five turns, each the continuation of the one before, and count what they were given.
+    """Agents that talk in five turns, each the continuation of the one before, and count their tokens.
 
-    Each has a connection of its own, like a process of its own would: a shared pool of httpx leaves idle ones behind.
+    Each agent has a separate connection, as a separate process would: a shared pool of httpx leaves idle ones behind.
     """
 
     async def __call__(self, prompt, rollout):
@@ -39,7 +39,7 @@ class Agents:
         return trajectory
 
     async def talk(self, client, session, task):
-        """Five turns; how many tokens were answered."""
+        """Talk for five turns; return the number of answered tokens."""
         given, messages = 0, [{"role": "user", "content": task}]
         for turn in range(TURNS):
             answer = await client.post(
@@ -58,13 +58,13 @@ async def one(trajectory):
 
 
 def lines_up(row):
-    """Masks, log-probs and version spans stand where their tokens stand."""
+    """Return True if masks, log-probs and version spans are at the positions of their tokens."""
     covered = sum(stop - start for start, stop, _ in row.versions)
     return covered == int(row.loss_mask.sum()) and bool((row.log_probs[row.loss_mask == 0] == 0).all())
 
 
 async def run_many(sessions, at_once, samples=4):
-    """Run so many sessions; gives resident sizes after each tenth, the counts, and the versions that were seen."""
+    """Run so many sessions; return the resident sizes after each tenth, and the versions that were seen."""
     sizes, versions, groups = [], set(), 0
     async with (
         open_tiny_process(TinySettings(max_running=at_once)) as tiny,

@@ -1,4 +1,4 @@
-"""A session on a real SGLang: what was recorded re-scores to its log-probs, and nothing of a cancelled turn stays."""
+"""A session on a real SGLang: recorded log-probs agree with a new prefill, and nothing of a cancelled turn stays."""
 
 import httpx
 import numpy as np
@@ -25,13 +25,13 @@ TOOLS = [{"type": "function", "function": WEATHER}]
 
 
 async def running(client, url):
-    """How many requests the server has in hand."""
+    """Return the number of requests that the server runs or queues."""
     loads = (await client.get(f"{url}/v1/loads?include=core")).json()["loads"]
     return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
 
 
 async def rescored(client, url, row):
-    """The log-probs of a row's response, by prefilling all of it."""
+    """Return the log-probs of a row's response, from a prefill of the whole row."""
     body = {
         "input_ids": row.tokens.tolist(),
         "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
@@ -43,7 +43,7 @@ async def rescored(client, url, row):
 
 
 async def cancelled_in_the_second_turn(session, client, url):
-    """Two turns, streamed, with tools; the second one is left while it is sampled."""
+    """Stream two turns with tools; leave the second one while it is sampled."""
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, timeout=120) as agent:
         messages = [{"role": "user", "content": "What is the weather in Paris?"}]
         ask = {"model": "policy", "tools": TOOLS, "stream": True}
@@ -60,7 +60,7 @@ async def cancelled_in_the_second_turn(session, client, url):
 
 
 async def asked_for_more_than_fits(session):
-    """Prompts of every length around the longest one that the server takes; how each was answered."""
+    """Send prompts of every length around the longest that the server takes; return the answers' ends by length."""
     ends = {}
     key = {"authorization": f"Bearer {session.api_key}"}
     async with httpx.AsyncClient(base_url=session.base_url, headers=key, timeout=120) as agent:
@@ -78,7 +78,7 @@ async def asked_for_more_than_fits(session):
 
 
 async def test_the_context_can_be_used_up(sglang_url, sglang_weights):
-    """Whatever is left of it: an answer, at last an empty one that was cut off, never an error."""
+    """The answer is cut to the context that is left, at last to nothing, and never an error."""
     ends = []
 
     async def generate(prompt, rollout):

@@ -1,4 +1,4 @@
-"""Thoughts: found by the servers' parser, told in each protocol's own way, trained like everything that was sampled."""
+"""Reasoning: found by the servers' parser, sent in each protocol's own way, trained like every sampled token."""
 
 import anthropic
 import openai
@@ -105,7 +105,7 @@ async def test_responses_have_them_as_items(think):
 
 @pytest.mark.parametrize("gives_back", [True, False])
 async def test_a_tool_loop_with_thoughts_is_one_row_whose_thoughts_are_trained(think, gives_back, tiny_tokenizer):
-    """Whether or not the agent sends them back: the recorded ids have them."""
+    """The recorded ids have the thoughts, also if the agent does not send them back."""
 
     async def agent(session):
         async with openai_of(session) as client:
@@ -142,7 +142,7 @@ async def test_thoughts_that_never_end_are_no_text(think):
 
 @pytest.mark.parametrize("parser", ["qwen3", "deepseek-r1"])
 async def test_thoughts_and_text_flow_while_they_are_sampled(run_agent_once, parser):
-    """What is thoughts is the servers' parser's word, also where a model begins in the middle of them."""
+    """The servers' parser decides what is thoughts, also for a model that begins in the middle of them."""
     flow, words = [], "one two three four five six seven eight nine ten "
 
     async def agent(session):

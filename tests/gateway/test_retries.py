@@ -1,4 +1,4 @@
-"""What the vendors' own clients do when they are refused: they try again where that can help, and only there."""
+"""The vendors' own clients try again after a refusal where that can help, and only there."""
 
 import anthropic
 import openai
@@ -18,7 +18,7 @@ VENDORS = ["openai", "anthropic"]
 
 
 class Client:
-    """A vendor's client that would try five times more, and how often it has sent its one request."""
+    """A vendor's client that would try five times more; counts how often it sends its one request."""
 
     def __init__(self, vendor, session):
         self.sent = 0
@@ -46,8 +46,8 @@ class Client:
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
-async def test_a_limit_that_passes_is_tried_again(run_agent_once, vendor):
-    """Too many turns at once: when the other one is over, the next try gets its answer."""
+async def test_a_temporary_limit_is_tried_again(run_agent_once, vendor):
+    """After a refusal for too many turns at once, the next try is answered when the other turn is over."""
     stages = []
 
     async def agent(session):
@@ -66,7 +66,7 @@ async def test_a_limit_that_passes_is_tried_again(run_agent_once, vendor):
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
-async def test_a_limit_that_stays_is_not(run_agent_once, vendor):
+async def test_a_lasting_limit_is_not_tried_again(run_agent_once, vendor):
     async def agent(session):
         assert (await ask(session)).status_code == 200
         client = Client(vendor, session)
@@ -78,7 +78,7 @@ async def test_a_limit_that_stays_is_not(run_agent_once, vendor):
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
-async def test_a_closed_session_is_not(run_agent_once, vendor):
+async def test_a_closed_session_is_not_tried_again(run_agent_once, vendor):
     async def agent(session):
         assert (await ask(session)).status_code == 200
         await session.close()
@@ -125,6 +125,6 @@ async def test_it_listens_on_loopback_unless_told_otherwise(settings, address):
 
 
 def listening():
-    """Where this process listens."""
+    """Return the addresses and ports that this process listens on."""
     found = psutil.Process().net_connections()
     return {(one.laddr.ip, one.laddr.port) for one in found if one.status == psutil.CONN_LISTEN}

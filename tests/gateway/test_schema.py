@@ -1,5 +1,7 @@
-"""What schemathesis makes of the gateway's own schema, good and bad, and HTTP with bytes changed: never a 5xx, and each error
-in the protocol's own shape."""
+"""Bodies that schemathesis makes of the gateway's schema, valid and invalid, and HTTP requests with changed bytes.
+
+None is answered with a 5xx, and each error has the protocol's own shape.
+"""
 
 import json
 from collections import Counter
@@ -27,7 +29,7 @@ BODIES = {
 
 
 class OpenAIError(msgspec.Struct, forbid_unknown_fields=True):
-    """What OpenAI's API says of a bad request, and nothing else."""
+    """The error of OpenAI's API for a bad request, with no other field."""
 
     message: str
     type: Literal["invalid_request_error"]
@@ -40,7 +42,7 @@ class OpenAIAnswer(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AnthropicError(msgspec.Struct, forbid_unknown_fields=True):
-    """What Anthropic's does."""
+    """The error of Anthropic's API for a bad request, with no other field."""
 
     type: Literal["invalid_request_error"]
     message: str
@@ -132,7 +134,7 @@ async def drive(run_agent_once, path, mode, count):
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_no_body_hurts(run_agent_once, path):
+async def test_no_body_disturbs_the_gateway(run_agent_once, path):
     statuses = await drive(run_agent_once, path, GenerationMode.NEGATIVE, 12)
 
     assert statuses[400] > 0
@@ -141,7 +143,7 @@ async def test_no_body_hurts(run_agent_once, path):
 @pytest.mark.soak
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 @pytest.mark.parametrize("path", BODIES)
-async def test_more_bodies_hurt_nobody(run_agent_once, path, mode):
+async def test_more_bodies_disturb_nothing(run_agent_once, path, mode):
     statuses = await drive(run_agent_once, path, mode, 300)
     print(path, mode.value, dict(statuses))  # ruff: ignore[print]  the numbers are the point of a soak
     assert statuses.total() >= 100
@@ -156,7 +158,7 @@ CHANGE = st.tuples(
 
 
 def mangled(request, changes):
-    """The bytes of a request with these changes."""
+    """Return the bytes of a request with these changes."""
     for where, how, what in changes:
         at = int(where * len(request))
         request = {
@@ -169,7 +171,7 @@ def mangled(request, changes):
 
 
 async def send_mangled(run_agent_once, count):
-    """Send so many of them, each on a connection of its own; how often each status came."""
+    """Send so many changed requests, each on a new connection; return how often each status came."""
     statuses = Counter()
 
     async def agent(session):
@@ -193,14 +195,14 @@ async def send_mangled(run_agent_once, count):
     return statuses
 
 
-async def test_no_mangled_request_hurts(run_agent_once):
+async def test_no_mangled_request_disturbs_the_gateway(run_agent_once):
     statuses = await send_mangled(run_agent_once, 40)
 
     assert statuses["400"] > 0
 
 
 @pytest.mark.soak
-async def test_more_mangled_requests_hurt_nobody(run_agent_once):
+async def test_more_mangled_requests_disturb_nothing(run_agent_once):
     statuses = await send_mangled(run_agent_once, 3000)
     print(dict(statuses))  # ruff: ignore[print]  the numbers are the point of a soak
     assert statuses.total() >= 1000

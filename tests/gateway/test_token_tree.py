@@ -1,4 +1,4 @@
-"""The tree of token ids: whatever an agent does to its conversation, each sampled token is trained once, as sampled."""
+"""The tree of token ids: each sampled token is trained once, as sampled, whatever an agent does to its conversation."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from trio_rollout._core.token_tree import Drift, TokenTree, continue_from
 
 
 def turn(prompt, output, *, version=0):
-    """A turn whose log-probs tell which token they belong to."""
+    """Return a turn whose log-probs tell which token they belong to."""
     return Turn(
         rid=f"{len(prompt)}-{len(output)}",
         prompt_ids=prompt,
@@ -37,7 +37,7 @@ def test_a_prompt_that_goes_on_extends_the_path():
 
 
 def test_a_long_conversation_is_kept_once():
-    """Every turn's prompt holds all that came before it: kept whole, they would grow with the square of the turns."""
+    """Every prompt holds the whole conversation before it: complete prompts would grow with the square of the turns."""
     tree, said = TokenTree(), [1]
     for number in range(50):
         tree.add(turn(said, [number, number + 1]))
@@ -98,7 +98,7 @@ def test_the_recorded_ids_win_over_what_the_text_would_become():
     assert same.prompt_ids.tolist() == other.prompt_ids.tolist() == [1, 2, 3, 4]
 
 
-def test_an_answer_nobody_got_can_be_forgotten():
+def test_an_undelivered_answer_can_be_dropped():
     tree = TokenTree()
     root = tree.add(turn([1], [2]))
     lost = tree.add(turn([1, 2, 3], [4]))
@@ -119,7 +119,7 @@ def test_an_answer_without_tokens_is_refused():
 
 @st.composite
 def conversations(draw):
-    """Turns of an agent that extends, forks, rolls back and rewrites, over few ids so that prefixes meet by chance."""
+    """Make turns that extend, fork, roll back and rewrite, over few ids so that prefixes meet by chance."""
     ids = st.lists(st.integers(0, 2), min_size=1, max_size=3)
     turns = []
     for version in range(draw(st.integers(1, 8))):
@@ -134,7 +134,7 @@ def conversations(draw):
 
 @given(conversations())
 def test_every_answer_is_trained_once_and_lines_up(turns):
-    """Masks, log-probs and spans stand where their tokens stand; the trained tokens are just the sampled ones."""
+    """Masks, log-probs and spans are at the positions of their tokens; the trained tokens are exactly the sampled ones."""
     tree = TokenTree()
     for item in turns:
         tree.add(item)

@@ -1,4 +1,4 @@
-"""What is odd about a request as HTTP: an answer in the protocol's own shape, and no connection hurts another."""
+"""Odd HTTP requests are answered in the protocol's own shape, and no connection disturbs another."""
 
 import gzip
 import json
@@ -21,7 +21,7 @@ ANTHROPIC = {"anthropic-version": "2023-06-01"}
 
 
 def over_http2(headers):
-    """The bytes of a request over HTTP/2 by a client that knows no rules."""
+    """Return the bytes of a request over HTTP/2 that breaks the rules."""
     config = h2.config.H2Configuration(
         client_side=True, header_encoding=None, validate_outbound_headers=False, normalize_outbound_headers=False
     )
@@ -41,7 +41,7 @@ WEBSOCKET = [
 
 
 async def said(session, data):
-    """All that is answered to these bytes, until the connection is closed or silent for a moment."""
+    """Return the answer to these bytes, until the connection is closed or silent for five seconds."""
     stream, answer = await connected(session), b""
     await stream.send_all(data)
     with trio.move_on_after(5):
@@ -54,7 +54,7 @@ async def said(session, data):
 
 
 async def test_no_connection_ends_the_gateway(run_agent_once):
-    """What fails inside of the HTTP server fails for its own client."""
+    """An error inside the HTTP server fails its own client only."""
 
     async def agent(session):
         await said(session, over_http2(WEBSOCKET))
@@ -63,7 +63,7 @@ async def test_no_connection_ends_the_gateway(run_agent_once):
     assert (await run_agent_once(agent)).turns == 1
 
 
-async def test_what_is_not_there_is_said_in_the_protocols_shape(run_agent_once):
+async def test_a_missing_page_is_an_error_in_the_protocols_shape(run_agent_once):
     async def agent(session):
         key = {"authorization": f"Bearer {session.api_key}"}
         async with httpx.AsyncClient(base_url=session.base_url, headers=key) as client:
@@ -95,7 +95,7 @@ async def test_what_is_not_there_is_said_in_the_protocols_shape(run_agent_once):
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/nothing"])
 async def test_a_refusal_waits_until_the_request_is_sent(run_agent_once, path):
-    """A connection that is closed while its client still sends takes the answer with it."""
+    """A connection that is closed while its client still sends can lose the answer."""
 
     async def agent(session):
         key = session.api_key.encode()
@@ -122,8 +122,8 @@ async def test_the_key_may_stand_where_clients_put_it(run_agent_once):
         for headers in (
             {"authorization": f"bearer {key}"},
             {"authorization": "", "x-api-key": key},
-            {"authorization": f"Bearer {key}", "x-api-key": "of somebody else"},
-            {"authorization": "Bearer of somebody else", "x-api-key": key},
+            {"authorization": f"Bearer {key}", "x-api-key": "of another session"},
+            {"authorization": "Bearer of another session", "x-api-key": key},
         ):
             assert (await ask(session, **headers)).status_code == 200, headers
         for headers in ({"authorization": ""}, {"authorization": key[:-1]}, {"authorization": f"Basic {key}"}):
@@ -132,7 +132,7 @@ async def test_the_key_may_stand_where_clients_put_it(run_agent_once):
     await run_agent_once(agent)
 
 
-async def test_a_packed_body_is_refused_by_name(run_agent_once):
+async def test_a_compressed_body_is_refused_by_name(run_agent_once):
     async def agent(session):
         async with httpx.AsyncClient() as client:
             answer = await client.post(
@@ -149,7 +149,7 @@ async def test_a_packed_body_is_refused_by_name(run_agent_once):
 
 
 async def test_a_connection_on_which_nothing_is_asked_is_closed(autojump_clock):
-    """Ten minutes after it was opened, or after its last answer; never while one is being made."""
+    """It is closed ten minutes after it was opened or after its last answer, never while an answer is made."""
     servers = FakeServers(plan=lambda number, prompt: Say(seconds=2000))
     async with open_gateway(servers, tokenizer=DATA, parser=NoParser()) as gateway:
         opened = gateway.open_session(Alone(servers), prompt=Prompt(id="p", text="x"), sampling=SamplingParams())

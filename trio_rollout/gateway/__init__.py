@@ -1,7 +1,8 @@
-"""The gateway for agents: what speaks OpenAI or Anthropic over HTTP becomes a rollout. Needs the extra ``gateway``.
+"""A gateway for agents that speak OpenAI's or Anthropic's API over HTTP: each becomes a rollout.
 
-``open_gateway`` gives the engine's ``gateway``; ``rollout.session()`` opens a session; its turns are recorded as the servers
-gave them, token for token.
+``open_gateway`` serves sessions over HTTP and is given to ``open_rollout_engine(gateway=...)``. ``rollout.session()`` opens
+a session, and ``run_agent`` runs a command-line agent against it. The gateway records every turn token for token, as the
+inference servers sampled it. Needs the extra ``gateway``.
 """
 
 from .._core.token_tree import Drift

@@ -1,4 +1,4 @@
-"""Running a command-line agent against its session, in any sandbox.
+"""Run a command-line agent against its session, in any sandbox.
 
 Separate because the agent may run in a sandbox of any kind, and nothing else in the gateway knows sandboxes.
 """
@@ -12,7 +12,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class AgentSandbox(Protocol[R_co]):
-    """What an agent needs of a sandbox; ``trio_rollout.tools.Sandbox`` has it."""
+    """The part of a sandbox that ``run_agent`` uses; ``trio_rollout.tools.Sandbox`` has it."""
 
     async def exec(
         self,
@@ -22,12 +22,12 @@ class AgentSandbox(Protocol[R_co]):
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  expiry is a result here, unlike a cancelled scope
     ) -> R_co:
-        """Run a command to its end; over its time it is killed with all it started, which is a result."""
+        """Run a command until it exits. After ``timeout`` seconds it is killed with all it started; that is a result."""
         ...
 
 
 def agent_environment(session: Session) -> dict[str, str]:
-    """The variables by which OpenAI's and Anthropic's clients, and what is built on them, find this session."""
+    """Return the environment in which OpenAI's and Anthropic's clients, and agents built on them, find this session."""
     return {
         "OPENAI_BASE_URL": session.base_url,
         "OPENAI_API_BASE": session.base_url,
@@ -47,11 +47,11 @@ async def run_agent(
     env: Mapping[str, str] | None = None,
     seconds: float | None = None,
 ) -> R_co:
-    """Run a command-line agent in the sandbox, with ``agent_environment(session)`` and ``env`` on top of it.
+    """Run a command-line agent in the sandbox, in the environment ``agent_environment(session)``, then ``env``.
 
-    Blocks until it has exited, or its time is over: ``seconds``, and never more than what remains of the rollout. Its
-    process tree is dead when this returns; cancelled, it is killed first. So call it inside the session's block: the
-    agent is gone before its session closes. How it exited is in the result, for the reward to judge.
+    Blocks until the agent has exited, or for ``seconds``, and never longer than the rollout has left. The agent's process
+    tree is dead when this returns; cancelled, it is killed first. Call this inside the session's block, so that the agent
+    is gone before its session closes. The result says how the agent exited; the reward may judge it.
 
     Raises:
       ToolError: the sandbox failed.

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API."""
+"""Anthropic's Messages API: ``POST /v1/messages`` and ``POST /v1/messages/count_tokens``."""
 
 from collections.abc import Iterator
 from typing import Any, Final, final
@@ -11,12 +11,12 @@ from ._openai_chat import limit_of
 from ._protocol import (
     Refusal,
     at_least_one_message,
-    decoded,
+    decode_body,
+    digest_of,
     event,
     function_tool,
-    joined,
+    join_text,
     json_schema_of,
-    key_of,
     refuse_unless_text,
     stops_of,
 )
@@ -81,11 +81,11 @@ class _Body(msgspec.Struct):
 @final
 @attrs.frozen
 class Messages:
-    """``POST /v1/messages``, and what ``count_tokens`` needs of it."""
+    """The Messages API as an ``AgentProtocol``."""
 
     def request(self, body: bytes) -> ChatRequest:
         """See ``AgentProtocol.request``."""
-        asked: _Body = decoded(body, _Body)
+        asked: _Body = decode_body(body, _Body)
         at_least_one_message(asked.messages)
         messages: list[Message] = []
         if asked.system:
@@ -95,7 +95,7 @@ class Messages:
         tools = [] if asked.tool_choice and asked.tool_choice.type == "none" else asked.tools or []
         return ChatRequest(
             messages=tuple(messages),
-            # Tools without a schema are the API's own (web search, …): nobody here could run them.
+            # Tools without a schema are run by Anthropic itself (web search, …), so they are left out.
             tools=tuple(
                 function_tool(tool.name, tool.description or "", tool.input_schema)
                 for tool in tools
@@ -107,7 +107,7 @@ class Messages:
             top_p=asked.top_p,
             stream=bool(asked.stream),
             model=asked.model,
-            key=key_of("messages", body),
+            digest=digest_of("messages", body),
             extra=json_schema_of(asked.output_config.format if asked.output_config else None, "output_config.format"),
         )
 
@@ -151,7 +151,7 @@ class _Stream:
 
     def thoughts(self, delta: str) -> bytes:
         if self._spoke:
-            return b""  # thoughts that come after text have no place in front of it any more
+            return b""  # thoughts after text can't be put before it any more
         opened = self._opened({"type": "thinking", "thinking": "", "signature": ""})
         return opened + self._delta({"type": "thinking_delta", "thinking": delta})
 
@@ -177,7 +177,7 @@ class _Stream:
         return _named(Messages().error(refusal))
 
     def _opened(self, block: dict[str, Any]) -> bytes:
-        """The block is open: the one before it is closed, if it is another."""
+        """Return the events that open this block, unless it is open, and close the block before it."""
         if self._open == block["type"]:
             return b""
         closed = self._closed()
@@ -226,11 +226,11 @@ def _text(content: str | list[_Block] | None, where: str) -> str:
         return content or ""
     for block in content:
         refuse_unless_text(block.type, ("text",), where)
-    return joined(block.text for block in content)
+    return join_text(block.text for block in content)
 
 
 def _messages(message: _Message, where: str) -> Iterator[Message]:
-    """One message with blocks becomes several: results of tools are messages of their own for chat templates."""
+    """Yield one message with blocks as several: chat templates take each tool result as a separate message."""
     if isinstance(message.content, str):
         yield {"role": message.role, "content": message.content}
         return
@@ -238,8 +238,8 @@ def _messages(message: _Message, where: str) -> Iterator[Message]:
         refuse_unless_text(block.type, _BLOCKS, where)
         if block.type == "tool_result":
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content, where)}
-    rest: dict[str, Any] = {"role": message.role, "content": joined(block.text for block in message.content)}
-    if thoughts := joined(block.thinking for block in message.content):
+    rest: dict[str, Any] = {"role": message.role, "content": join_text(block.text for block in message.content)}
+    if thoughts := join_text(block.thinking for block in message.content):
         rest["reasoning_content"] = thoughts
     if calls := [block for block in message.content if block.type == "tool_use"]:
         rest["tool_calls"] = [

@@ -1,9 +1,10 @@
-"""From an agent's messages to the ids that its turn is sampled from: recorded ids where they are a continuation.
+"""The prompt ids of a turn, from an agent's messages: recorded ids where the conversation goes on.
 
-An agent sends its whole conversation with every request. The longest beginning that ends with an answer given here is
-found by its content (the chain of message digests); that answer's ids are then used as they were sampled, and only what
-stands behind them is tokenised. If the model's chat template writes the history differently now that something follows
-(a model that forgets its thoughts, say), the conversation forks: see ``_core/token_tree.py``.
+An agent sends its whole conversation with every request. The longest beginning of it that ends with an answer of ours is
+found by content, in a chain of message digests. The ids of that answer are used as they were sampled, and only the text
+after them is tokenised: tokenising an answer's text again may give other ids than those that the model sampled. If the
+chat template writes the history differently once more messages follow (some models forget their thoughts), the
+conversation forks: see ``_core/token_tree.py``.
 """
 
 import hashlib
@@ -20,8 +21,8 @@ from ._values import Message, Tool
 
 
 @attrs.frozen
-class _Given:
-    """An answer that an agent was given, and where it is recorded."""
+class _OwnAnswer:
+    """An answer of ours in its full form, and its node in the token tree."""
 
     message: Message
     node: Node
@@ -30,14 +31,14 @@ class _Given:
 @final
 @attrs.define(eq=False)
 class Conversation:
-    """The messages of one session, and their tokens."""
+    """The messages of one session and their tokens."""
 
     tokenizer: Tokenizer
     tree: TokenTree = attrs.field(factory=TokenTree, init=False)
-    _given: dict[bytes, _Given] = attrs.field(factory=dict, init=False)
+    _answers: dict[bytes, _OwnAnswer] = attrs.field(factory=dict, init=False)
 
     def place(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Placement:
-        """The ids of the prompt for the next answer.
+        """Return the ids of the prompt for the next answer.
 
         Raises:
           RequestRejected: the chat template refuses these messages.
@@ -51,33 +52,33 @@ class Conversation:
         upto = self.tokenizer.render_chat(ours[: last + 1], tools or None, add_generation_prompt=False)
         if not (whole.startswith(upto) and upto.startswith(before)):
             return Placement(prompt_ids=self._ids(whole), drift=Drift.FORKED)
-        suffix = self._ids(self._behind_answer(upto[len(before) :], found.node.turn) + whole[len(upto) :])
+        suffix = self._ids(self._after_answer(upto[len(before) :], found.node.turn) + whole[len(upto) :])
         return continue_from(found.node, suffix, retokenized=self._ids(whole[len(before) :]))
 
     def record(self, messages: Sequence[Message], tools: Sequence[Tool], answer: Message, turn: Turn) -> Node:
-        """Remember what was answered to these messages."""
+        """Record the answer to these messages."""
         node = self.tree.add(turn)
-        self._given[_chain([*messages, answer], tools)[-1]] = _Given(answer, node)
+        self._answers[_chain([*messages, answer], tools)[-1]] = _OwnAnswer(answer, node)
         return node
 
     def forget(self, node: Node) -> None:
-        """Drop an answer that nobody got."""
+        """Drop an answer that was not delivered."""
         self.tree.remove(node)
-        self._given = {key: given for key, given in self._given.items() if given.node is not node}
+        self._answers = {key: answer for key, answer in self._answers.items() if answer.node is not node}
 
     def _recognised(
         self, messages: Sequence[Message], tools: Sequence[Tool]
-    ) -> tuple[list[Message], int, _Given | None]:
-        """The messages with our own answers in their full form (agents drop the reasoning), and the last of those."""
+    ) -> tuple[list[Message], int, _OwnAnswer | None]:
+        """Return the messages with our answers in full (agents drop the reasoning), and the last of those answers."""
         ours, last, found = list(messages), -1, None
         for place, key in enumerate(_chain(messages, tools)):
-            given = self._given.get(key)
-            if given is not None:
-                ours[place], last, found = given.message, place, given
+            answer = self._answers.get(key)
+            if answer is not None:
+                ours[place], last, found = answer.message, place, answer
         return ours, last, found
 
-    def _behind_answer(self, written: str, turn: Turn) -> str:
-        """What the template writes behind an answer's last sampled token: its end mark, if it was not sampled, and the rest."""
+    def _after_answer(self, written: str, turn: Turn) -> str:
+        """Return the template's text after an answer's last sampled token: the end mark, unless sampled, and the rest."""
         end = self._end_mark(turn)
         if not end or end not in written:
             return ""
@@ -86,7 +87,7 @@ class Conversation:
         return tail[len(end) :] if sampled else tail
 
     def _end_mark(self, turn: Turn) -> str:
-        """The text of the token that ends a message: the sampled one, if it is special, else the tokenizer's own."""
+        """Return the text of the token that ends a message: the sampled one if it is special, else the tokenizer's."""
         last = int(turn.output_ids[-1])
         if last in self.tokenizer.added_tokens:
             return self.tokenizer.added_tokens[last]
@@ -98,7 +99,7 @@ class Conversation:
 
 
 def _chain(messages: Sequence[Message], tools: Sequence[Tool]) -> list[bytes]:
-    """A digest for every beginning of the conversation. Tools stand in the prompt, so they count."""
+    """Return a digest for every beginning of the conversation. The tools count: they stand in the prompt."""
     digest = hashlib.blake2b(msgspec.json.encode(list(tools), order="sorted"), digest_size=16).digest()
     chain: list[bytes] = []
     for message in messages:
@@ -110,18 +111,18 @@ def _chain(messages: Sequence[Message], tools: Sequence[Tool]) -> list[bytes]:
 
 
 def _content_of(message: Message) -> list[Any]:
-    """What must agree for two messages to be the same one.
+    """Return the part of a message that must agree for two messages to be the same.
 
-    Not their reasoning, which most agents leave out, nor call ids and spacing, which some write anew.
+    Most agents leave the reasoning out, and some write call ids and spacing anew, so these do not count.
     """
     calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls") or ()]
     return [message["role"], (message.get("content") or "").strip(), calls]
 
 
 def arguments_of(text: str) -> Any:
-    """A call's arguments as templates want them: an object, if the text is one."""
+    """Return a call's arguments as chat templates want them: an object, if the text is one."""
     try:
-        # Not json's: it takes half characters and endless nesting, which nothing behind it can write again.
+        # json would accept half characters and endless nesting, which can't be encoded again.
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
         return text

@@ -1,7 +1,10 @@
-"""Where the gateway listens: Hypercorn's connections on Trio, one task tree each, none longer than its client.
+"""The gateway's HTTP server: Hypercorn's connections on Trio, each a task that ends with its client.
 
-Hypercorn's own ``serve`` is not used for one reason: it keeps a connection that its client has closed until the keep-alive
-time is over, and that time has to be long here. Seen: a socket and three tasks left for ten minutes by every agent that exited.
+HTTP is Hypercorn's; the connections are the gateway's, in a subclass of Hypercorn's ``TCPServer``. Hypercorn's ``serve``
+keeps a connection that its client has closed until the keep-alive time is over, and that time has to be long here: an
+agent may run a tool for minutes between two turns. Seen with ``serve``: a socket and three tasks were left for ten minutes
+by every agent that exited, and one malformed packet ended the whole server. The four reasons, with their measurements:
+docs/decisions/0022-a-gateways-connections-are-its-own.md.
 """
 
 import logging
@@ -22,16 +25,16 @@ from ._app import App
 from ._settings import GatewaySettings
 
 _LOGGER: Final = logging.getLogger("trio_rollout.gateway")
-# Between two requests of an agent lies a tool call; a connection that is gone by then costs it a retry.
+# Between two requests of an agent lies a tool call; a connection that was closed meanwhile costs the agent a retry.
 _KEEP_ALIVE_S = 600.0
 
 
 @final
 class _Connection(TCPServer):
-    """One that ends when its client has gone and its last answer is over.
+    """A connection that ends when its client has gone and its last answer is over.
 
-    It is also cheaper than Hypercorn's, a third of a millisecond a request: a head leaves together with what follows it, and
-    waiting for the next request is one scope whose deadline moves, not a task for each.
+    It also saves a third of a millisecond a request: the head of an answer is sent together with its body, and waiting for
+    the next request is one scope whose deadline moves, not a task for each request.
     """
 
     _head = b""
@@ -42,11 +45,11 @@ class _Connection(TCPServer):
         self._quiet = trio.CancelScope()
 
     async def run(self) -> None:
-        """Serve it. Seen: a path that is not ASCII, over HTTP/2, raised through here and ended the whole gateway."""
+        """Serve the connection. An error ends this connection only, not the gateway with its sessions."""
         try:
             await super().run()
         except* Exception as errors:
-            _LOGGER.warning("a connection was ended by an error of the HTTP server's", exc_info=errors)
+            _LOGGER.warning("an error of the HTTP server ended one connection", exc_info=errors)
 
     async def _read_data(self) -> None:
         try:
@@ -62,7 +65,7 @@ class _Connection(TCPServer):
             await self._initiate_server_close()
 
     async def protocol_send(self, event: Event) -> None:
-        """Send, or hear whether something is being answered."""
+        """Send an event. A head waits for the body that follows it; ``Updated`` moves the keep-alive deadline."""
         if isinstance(event, Updated):
             self._quiet.deadline = trio.current_time() + _KEEP_ALIVE_S if event.idle else math.inf
             return
@@ -79,7 +82,7 @@ class _Connection(TCPServer):
 
 
 def _is_head(data: bytes) -> bool:
-    """Whether it is the head of an answer, and no more: the end of its body is told to come, even if it has none."""
+    """Return True if the data is just the head of an answer. An event for the end of its body always follows."""
     return data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 1") and data.endswith(b"\r\n\r\n")
 
 
@@ -94,7 +97,7 @@ def _config(settings: GatewaySettings) -> Config:
 
 
 def bind(settings: GatewaySettings) -> socket.socket:
-    """A socket where the settings say.
+    """Return a socket that is bound to the settings' host and port.
 
     Raises:
       OSError: the port is taken.
@@ -104,7 +107,7 @@ def bind(settings: GatewaySettings) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Hypercorn sends inside a shield; it is the kernel that gives a client up that has stopped reading.
+        # Hypercorn sends inside a shield, so the kernel has to drop a client that has stopped reading.
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(settings.send_seconds * 1000))
         bound.bind((settings.host, settings.port))
     except BaseException:
@@ -114,7 +117,7 @@ def bind(settings: GatewaySettings) -> socket.socket:
 
 
 def url_of(settings: GatewaySettings, bound: socket.socket) -> str:
-    """How agents reach it."""
+    """Return the URL that agents use."""
     if settings.public_url is not None:
         return settings.public_url.rstrip("/")
     host, port = bound.getsockname()[:2]
@@ -124,11 +127,11 @@ def url_of(settings: GatewaySettings, bound: socket.socket) -> str:
 async def serve_app(  # noqa: ASYNC128  serve_listeners calls it
     app: App, settings: GatewaySettings, bound: socket.socket, *, task_status: trio.TaskStatus[Any]
 ) -> None:
-    """Listen on the socket and answer until cancelled, which ends every connection at once."""
+    """Listen on the socket and answer requests until cancelled, which ends every connection at once."""
     bound.listen(4096)
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(bound))
     state = ConnectionState(LifespanState())
-    application: Any = app  # Hypercorn's types name every kind of message; the gateway knows those of HTTP
+    application: Any = app  # Hypercorn's types name every kind of message; the gateway handles those of HTTP
     handler: Any = partial(
         _Connection, settings, ASGIWrapper(application), _config(settings), WorkerContext(None), state
     )

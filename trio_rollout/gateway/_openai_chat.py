@@ -1,4 +1,4 @@
-"""OpenAI's Chat Completions API."""
+"""OpenAI's Chat Completions API: ``POST /v1/chat/completions``."""
 
 from typing import Any, Final, final
 
@@ -9,12 +9,12 @@ from ._conversation import arguments_of
 from ._protocol import (
     Refusal,
     at_least_one_message,
-    decoded,
+    decode_body,
+    digest_of,
     event,
     function_tool,
-    joined,
+    join_text,
     json_schema_of,
-    key_of,
     refuse_unless_text,
     stops_of,
 )
@@ -50,7 +50,7 @@ class _Message(msgspec.Struct):
     reasoning_content: str | None = None
 
     def as_message(self, place: int) -> Message:
-        """As chat templates take it."""
+        """Return the message as chat templates take it."""
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
         message["content"] = self._text(place)
         if self.tool_calls:
@@ -70,7 +70,7 @@ class _Message(msgspec.Struct):
             return self.content or ""
         for part in self.content:
             refuse_unless_text(part.type, _TEXT, f"messages[{place}]")
-        return joined(part.text or part.refusal for part in self.content)
+        return join_text(part.text or part.refusal for part in self.content)
 
 
 class _FunctionSpec(msgspec.Struct):
@@ -108,16 +108,16 @@ class _Body(msgspec.Struct):
 @final
 @attrs.frozen
 class ChatCompletions:
-    """``POST /v1/chat/completions``."""
+    """The Chat Completions API as an ``AgentProtocol``."""
 
     def request(self, body: bytes) -> ChatRequest:
         """See ``AgentProtocol.request``."""
-        asked: _Body = decoded(body, _Body)
+        asked: _Body = decode_body(body, _Body)
         at_least_one_message(asked.messages)
         if asked.n not in {None, 1}:
             raise Refusal(400, f"n: got {asked.n}, allowed: 1; send one request for each sample")
         if asked.logprobs:
-            raise Refusal(400, "logprobs: they go to the trainer, not to the agent")
+            raise Refusal(400, "logprobs: log-probs are recorded for the trainer and not sent to agents")
         most = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
         tools = [] if asked.tool_choice == "none" else [tool.function for tool in asked.tools or () if tool.function]
         return ChatRequest(
@@ -130,7 +130,7 @@ class ChatCompletions:
             stream=bool(asked.stream),
             include_usage=bool(asked.stream_options and asked.stream_options.include_usage),
             model=asked.model,
-            key=key_of("chat", body),
+            digest=digest_of("chat", body),
             extra=json_schema_of(asked.response_format, "response_format"),
         )
 
@@ -191,10 +191,10 @@ class _Stream:
 
 
 def limit_of(asked: int | None) -> int | None:
-    """A limit on new tokens.
+    """Return a request's limit on new tokens.
 
     Raises:
-      Refusal: it is below 1.
+      Refusal: the limit is below 1.
 
     """
     if asked is not None and asked < 1:

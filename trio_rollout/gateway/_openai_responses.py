@@ -1,6 +1,7 @@
-"""What stands in the input of OpenAI's Responses API, as messages that chat templates take.
+"""OpenAI's Responses API: ``POST /v1/responses``.
 
-OpenAI's Responses API.
+The input is a list of items. The items of one answer (thoughts, text, calls) become one message, as chat templates take
+it; an answer becomes items again.
 """
 
 from collections.abc import Iterator
@@ -14,16 +15,17 @@ from ._openai_chat import ChatCompletions, limit_of
 from ._protocol import (
     Refusal,
     at_least_one_message,
-    decoded,
+    decode_body,
+    digest_of,
     event,
     function_tool,
-    joined,
+    join_text,
     json_schema_of,
-    key_of,
     refuse_unless_text,
 )
 from ._values import Answer, ChatRequest, Finish, Message
 
+_RESPONSE: Final = "resp_"
 _TEXT: Final = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
 
 
@@ -33,8 +35,8 @@ class _Part(msgspec.Struct):
     refusal: str = ""
 
 
-class Item(msgspec.Struct):
-    """An input item of any kind; which fields count depends on its type."""
+class _Item(msgspec.Struct):
+    """An input item of any type; the type says which fields count."""
 
     type: str = "message"
     role: str = "user"
@@ -44,52 +46,6 @@ class Item(msgspec.Struct):
     name: str = ""
     arguments: str = "{}"
     output: str | list[_Part] | None = None
-
-
-def messages_of(items: list[Item]) -> Iterator[Message]:
-    """Items that belong to one answer (thoughts, text, calls) become one message again."""
-    answer: dict[str, Any] | None = None
-    for place, item in enumerate(items):
-        if item.type in {"reasoning", "function_call"} or (item.type == "message" and item.role == "assistant"):
-            answer = answer or {"role": "assistant", "content": ""}
-            _add_to(answer, item, f"input[{place}]")
-            continue
-        if answer is not None:
-            yield answer
-            answer = None
-        yield _other(item, f"input[{place}]")
-    if answer is not None:
-        yield answer
-
-
-def _add_to(answer: dict[str, Any], item: Item, where: str) -> None:
-    if item.type == "reasoning":
-        if thoughts := joined([_text(item.summary, where), _text(item.content, where)]):
-            answer["reasoning_content"] = thoughts
-    elif item.type == "function_call":
-        function = {"name": item.name, "arguments": arguments_of(item.arguments)}
-        answer.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
-    else:
-        answer["content"] = joined([answer["content"], _text(item.content, where)])
-
-
-def _other(item: Item, where: str) -> Message:
-    if item.type == "function_call_output":
-        return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output, where)}
-    if item.type != "message":
-        raise Refusal(400, f"{where}: items of type {item.type!r} are not supported")
-    return {"role": "system" if item.role == "developer" else item.role, "content": _text(item.content, where)}
-
-
-def _text(content: str | list[_Part] | None, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    for part in content:
-        refuse_unless_text(part.type, _TEXT, where)
-    return joined(part.text or part.refusal for part in content)
-
-
-_RESPONSE: Final = "resp_"
 
 
 class _Tool(msgspec.Struct):
@@ -104,7 +60,7 @@ class _Text(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    input: str | list[Item]
+    input: str | list[_Item]
     model: str = ""
     instructions: str | None = None
     tools: list[_Tool] | None = None
@@ -124,32 +80,37 @@ class _Body(msgspec.Struct):
 @final
 @attrs.frozen
 class Responses:
-    """``POST /v1/responses``. A request brings its whole conversation, or names the response that it continues."""
+    """The Responses API as an ``AgentProtocol``.
+
+    A request has its whole conversation, or the id of the response that it continues.
+    """
 
     def request(self, body: bytes) -> ChatRequest:
         """See ``AgentProtocol.request``."""
-        asked: _Body = decoded(body, _Body)
+        asked: _Body = decode_body(body, _Body)
         if asked.conversation is not None or asked.background:
-            raise Refusal(400, "conversation and background are not supported: name a previous_response_id, and wait")
+            raise Refusal(
+                400, "conversation and background are not supported: use previous_response_id, and wait for the answer"
+            )
         if asked.top_logprobs:
-            raise Refusal(400, "top_logprobs: they go to the trainer, not to the agent")
-        items = [Item(content=asked.input)] if isinstance(asked.input, str) else asked.input
+            raise Refusal(400, "top_logprobs: log-probs are recorded for the trainer and not sent to agents")
+        items = [_Item(content=asked.input)] if isinstance(asked.input, str) else asked.input
         at_least_one_message(items)
         first: list[Message] = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
-        # Tools of other types are the API's own (web search, …): nobody here could run them.
+        # Tools of other types are run by OpenAI itself (web search, …), so they are left out.
         tools = [] if asked.tool_choice == "none" else [tool for tool in asked.tools or () if tool.type == "function"]
         return ChatRequest(
-            messages=(*first, *messages_of(items)),
+            messages=(*first, *_messages(items)),
             tools=tuple(function_tool(tool.name or "", tool.description or "", tool.parameters) for tool in tools),
             max_tokens=limit_of(asked.max_output_tokens),
             temperature=asked.temperature,
             top_p=asked.top_p,
             stream=bool(asked.stream),
             model=asked.model,
-            key=key_of("responses", body),
+            digest=digest_of("responses", body),
             previous=(asked.previous_response_id or "").removeprefix(_RESPONSE),
             instructions=len(first),
-            nameable=asked.store is not False,
+            store=asked.store is not False,
             extra=json_schema_of(asked.text.format if asked.text else None, "text.format"),
         )
 
@@ -186,7 +147,7 @@ class _Stream:
 
     def thoughts(self, delta: str) -> bytes:
         if self._open:
-            return b""  # thoughts that come after text have no place in front of it any more
+            return b""  # thoughts after text can't be put before it any more
         opened = b"" if self._thinking else self._open_thoughts()
         self._thought += delta
         return opened + self._event("response.reasoning_text.delta", **self._part("rs_"), delta=delta)
@@ -266,6 +227,49 @@ class _Stream:
     def _event(self, kind: str, /, **fields: Any) -> bytes:
         self._sequence += 1
         return event({"type": kind, "sequence_number": self._sequence - 1, **fields}, kind)
+
+
+def _messages(items: list[_Item]) -> Iterator[Message]:
+    """Yield the items as messages: those of one answer (thoughts, text, calls) as one message."""
+    answer: dict[str, Any] | None = None
+    for place, item in enumerate(items):
+        if item.type in {"reasoning", "function_call"} or (item.type == "message" and item.role == "assistant"):
+            answer = answer or {"role": "assistant", "content": ""}
+            _add_to(answer, item, f"input[{place}]")
+            continue
+        if answer is not None:
+            yield answer
+            answer = None
+        yield _other(item, f"input[{place}]")
+    if answer is not None:
+        yield answer
+
+
+def _add_to(answer: dict[str, Any], item: _Item, where: str) -> None:
+    if item.type == "reasoning":
+        if thoughts := join_text([_text(item.summary, where), _text(item.content, where)]):
+            answer["reasoning_content"] = thoughts
+    elif item.type == "function_call":
+        function = {"name": item.name, "arguments": arguments_of(item.arguments)}
+        answer.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+    else:
+        answer["content"] = join_text([answer["content"], _text(item.content, where)])
+
+
+def _other(item: _Item, where: str) -> Message:
+    if item.type == "function_call_output":
+        return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output, where)}
+    if item.type != "message":
+        raise Refusal(400, f"{where}: items of type {item.type!r} are not supported")
+    return {"role": "system" if item.role == "developer" else item.role, "content": _text(item.content, where)}
+
+
+def _text(content: str | list[_Part] | None, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    for part in content:
+        refuse_unless_text(part.type, _TEXT, where)
+    return join_text(part.text or part.refusal for part in content)
 
 
 def _text_part(text: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tool calls and reasoning in an answer's text, found by the parsers of the servers that sampled it. None of them is ours."""
+"""Tool calls and reasoning in an answer's text, found by the parsers of the inference servers. None of them is ours."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -11,12 +11,12 @@ import trio
 
 from ..abc import InferenceServers
 from ..errors import ServerError
-from ._values import Context, Tool
+from ._values import ContextLimits, Tool
 
 
 @final
 class Call(msgspec.Struct):
-    """A call as SGLang's parser gives it."""
+    """One call of a tool, as SGLang's parser gives it."""
 
     name: str | None = None
     parameters: str = "{}"
@@ -51,7 +51,7 @@ class _Cards(msgspec.Struct):
 
 @attrs.frozen(kw_only=True)
 class Parsed:
-    """An answer's text, taken apart."""
+    """An answer, split into its text, its reasoning and its tool calls."""
 
     text: str
     reasoning: str = ""
@@ -59,22 +59,22 @@ class Parsed:
 
 
 class Parser(Protocol):
-    """Takes answers apart."""
+    """Splits an answer into text, reasoning and tool calls. Users may write their own."""
 
     @property
     def finds_thoughts(self) -> bool:
-        """Whether any part of an answer may turn out to be thoughts."""
+        """True if any part of an answer may turn out to be reasoning."""
         ...
 
-    def takes_apart(self, tools: Sequence[Tool]) -> bool:
-        """Whether an answer to a request with these tools can come out as anything but its own text."""
+    def parses_markup(self, tools: Sequence[Tool]) -> bool:
+        """Return True if the answer to a request with these tools can be anything but its own text."""
         ...
 
     async def parse(self, text: str, tools: Sequence[Tool]) -> Parsed:
-        """Take an answer apart.
+        """Split an answer.
 
         Raises:
-          ServerError: no server did.
+          ServerError: no server could.
 
         """
         ...
@@ -83,7 +83,7 @@ class Parser(Protocol):
 @final
 @attrs.define(eq=False)
 class ServerParser:
-    """SGLang's ``/parse_function_call`` and ``/separate_reasoning``, on any server that can be used."""
+    """Parses with SGLang's ``/separate_reasoning`` and ``/parse_function_call``, on any usable server."""
 
     servers: InferenceServers
     client: httpx.AsyncClient
@@ -93,15 +93,15 @@ class ServerParser:
 
     @property
     def finds_thoughts(self) -> bool:
-        """If there is a parser for them."""
+        """True if there is a reasoning parser."""
         return self.reasoning_parser is not None
 
-    def takes_apart(self, tools: Sequence[Tool]) -> bool:
-        """If there is a parser for what such an answer may hold."""
+    def parses_markup(self, tools: Sequence[Tool]) -> bool:
+        """Return True if there is a parser for what such an answer may hold."""
         return self.finds_thoughts or bool(tools and self.tool_parser)
 
     async def parse(self, text: str, tools: Sequence[Tool]) -> Parsed:
-        """Ask for the reasoning first, then for the calls in what is left. See ``Parser.parse``."""
+        """Ask for the reasoning first, then for the calls in the rest. See ``Parser.parse``."""
         await trio.lowlevel.checkpoint()
         reasoning = ""
         if self.reasoning_parser is not None:
@@ -126,38 +126,38 @@ class ServerParser:
                 return msgspec.json.decode(answer.content, type=kind)
             except (httpx.HTTPError, msgspec.DecodeError) as error:
                 tried.append(f"{url}: {error!r}")
-        raise ServerError(f"POST {path}: no server took the answer apart: {'; '.join(tried) or 'none is usable'}")
+        raise ServerError(f"POST {path}: no server parsed the answer: {'; '.join(tried) or 'none is usable'}")
 
     def _urls(self) -> list[str]:
-        """Usable servers, beginning with another one each time."""
+        """Return the usable servers, each time with another one first."""
         urls = [server.url for server in self.servers.statistics().servers if server.usable]
         first = next(self._turn) % len(urls) if urls else 0
         return urls[first:] + urls[:first]
 
 
-async def parsers_of(client: httpx.AsyncClient, url: str) -> tuple[str | None, str | None]:
-    """The names of the tool parser and the reasoning parser that a server was started with.
+async def parser_names_of(client: httpx.AsyncClient, url: str) -> tuple[str | None, str | None]:
+    """Return the names of the tool parser and the reasoning parser that a server was started with.
 
     Raises:
-      ServerError: it does not say.
+      ServerError: the server does not say.
 
     """
     info: _ModelInfo = await _read(client, f"{url}/model_info", _ModelInfo)
     return info.tool_call_parser, info.reasoning_parser
 
 
-async def context_of(client: httpx.AsyncClient, url: str) -> Context:
-    """How many tokens a server takes.
+async def context_limits_of(client: httpx.AsyncClient, url: str) -> ContextLimits:
+    """Return the lengths of context and prompt that a server accepts.
 
     Raises:
-      ServerError: it says neither.
+      ServerError: the server does not say.
 
     """
     cards: _Cards = await _read(client, f"{url}/v1/models", _Cards)
     known = [card.max_model_len for card in cards.data if card.max_model_len]
     info: _ServerInfo = await _read(client, f"{url}/server_info", _ServerInfo)
     most = info.max_req_input_len
-    return Context(length=min(known, default=None), longest_prompt=None if most is None else most - 1)
+    return ContextLimits(length=min(known, default=None), longest_prompt=None if most is None else most - 1)
 
 
 async def _read(client: httpx.AsyncClient, url: str, kind: type[Any]) -> Any:

@@ -1,6 +1,8 @@
-"""Why a request gets no answer: a status, words, and headers that tell real clients whether to try again.
+"""The gateway's view of an agent's API, and what its three implementations share.
 
-What a protocol of agents is to the gateway: a body to a request, an answer to a body or a stream, an error to a body.
+An ``AgentProtocol`` turns a body into a ``ChatRequest``, an ``Answer`` into a body or a stream of events, and a
+``Refusal`` into the body of an error. A refusal carries a status, a message, and headers by which real clients decide
+to try again or not.
 """
 
 import hashlib
@@ -13,7 +15,7 @@ import msgspec
 from ..errors import RequestRejected, SessionClosed
 from ._values import Answer, ChatRequest
 
-# OpenAI's and Anthropic's clients obey it before all else; without it they try a 503 or 429 again.
+# OpenAI's and Anthropic's clients obey this header first; without it they send a request again after a 503 or a 429.
 NO_RETRY: Mapping[str, str] = {"x-should-retry": "false"}
 RETRY: Mapping[str, str] = {"retry-after": "1", "x-should-retry": "true"}
 
@@ -30,19 +32,19 @@ class Refusal(Exception):  # not a RolloutError: it never leaves the gateway
 
 @attrs.frozen
 class Limit:
-    """A limit that was reached: what, how much, and whether it may be otherwise soon."""
+    """A limit that was reached. ``temporary``: the request may succeed soon."""
 
     what: str
     most: int
-    passing: bool
+    temporary: bool
 
     def refusal(self) -> Refusal:
-        """As an answer: 429."""
-        return Refusal(429, f"{self.what}: the limit is {self.most}", RETRY if self.passing else NO_RETRY)
+        """Return the refusal: 429."""
+        return Refusal(429, f"{self.what}: the limit is {self.most}", RETRY if self.temporary else NO_RETRY)
 
 
 def refusal_of(error: Exception) -> Refusal:
-    """What an agent is told about a turn's failure."""
+    """Return the refusal by which an agent is told about a turn's failure."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, SessionClosed):
@@ -53,85 +55,85 @@ def refusal_of(error: Exception) -> Refusal:
 
 
 class StreamWriter(Protocol):
-    """Writes one streamed answer as server-sent events. Each method gives the bytes to send."""
+    """Writes one streamed answer as server-sent events. Each method returns the bytes to send."""
 
     def begin(self) -> bytes:
-        """What comes before the text."""
+        """Return the events before the text."""
         ...
 
     def thoughts(self, delta: str) -> bytes:
-        """More of the thoughts, which come before the text."""
+        """Return more of the thoughts, which come before the text."""
         ...
 
     def text(self, delta: str) -> bytes:
-        """More text."""
+        """Return more of the text."""
         ...
 
     def end(self, answer: Answer, rest: str, thoughts: str) -> bytes:
-        """The rest of the text and of the thoughts, and everything that is only known at the end."""
+        """Return the rest of the text and of the thoughts, and everything that is only known at the end."""
         ...
 
     def fail(self, refusal: Refusal) -> bytes:
-        """The answer ends here with an error."""
+        """Return the events that end the stream with an error."""
         ...
 
 
 class AgentProtocol(Protocol):
-    """One of the APIs that agents speak."""
+    """One API that agents speak: Chat Completions, Responses or Messages."""
 
     def request(self, body: bytes) -> ChatRequest:
-        """The request in a body.
+        """Decode the body of a request.
 
         Raises:
-          Refusal: it is none.
+          Refusal: the body is no valid request.
 
         """
         ...
 
     def answer(self, answer: Answer, request: ChatRequest) -> Mapping[str, Any]:
-        """The body of a whole answer."""
+        """Return the body of a complete answer."""
         ...
 
     def stream(self, turn: str, request: ChatRequest) -> StreamWriter:
-        """A writer for a streamed one."""
+        """Return a writer for a streamed answer."""
         ...
 
     def error(self, refusal: Refusal) -> Mapping[str, Any]:
-        """The body of an error."""
+        """Return the body of an error."""
         ...
 
 
-def decoded(body: bytes, kind: type[Any]) -> Any:
-    """The body as this type.
+def decode_body(body: bytes, kind: type[Any]) -> Any:
+    """Decode a JSON body as this type.
 
     Raises:
-      Refusal: 400, and what is wrong where.
+      Refusal: 400, naming the field that is wrong.
 
     """
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refusal(400, f"the body is no request: {error}") from error
+        raise Refusal(400, f"the body is no valid request: {error}") from error
 
 
-def key_of(protocol: str, body: bytes) -> str:
-    """The same for identical requests."""
+def digest_of(protocol: str, body: bytes) -> str:
+    """Return a digest that is the same for identical requests."""
     return hashlib.blake2b(protocol.encode() + b"\0" + body, digest_size=16).hexdigest()
 
 
 def event(data: object, name: str | None = None) -> bytes:
-    """One server-sent event."""
+    """Encode one server-sent event."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
-def joined(parts: Iterable[str]) -> str:
-    """Several pieces of one message's text."""
+def join_text(parts: Iterable[str]) -> str:
+    """Join the pieces of one message's text."""
     return "\n".join(part for part in parts if part)
 
 
 def function_tool(name: str, description: str, parameters: Any) -> dict[str, Any]:
-    """A tool as chat templates and SGLang's parsers take it."""
+    """Return a tool as chat templates and SGLang's parsers take it."""
     return {
         "type": "function",
         "function": {"name": name, "description": description, "parameters": parameters or {"type": "object"}},
@@ -139,30 +141,30 @@ def function_tool(name: str, description: str, parameters: Any) -> dict[str, Any
 
 
 def stops_of(given: str | Sequence[str] | None, name: str) -> tuple[str, ...]:
-    """Stop sequences, one or several.
+    """Return the stop sequences of a request that names none, one or several.
 
     Raises:
-      Refusal: one is empty.
+      Refusal: a stop sequence is empty.
 
     """
     stops = (given,) if isinstance(given, str) else tuple(given or ())
     if "" in stops:
-        raise Refusal(400, f"{name}: got an empty one, which would stop everything")
+        raise Refusal(400, f"{name}: got an empty stop sequence, which would stop every answer at once")
     return stops
 
 
 def json_schema_of(form: Mapping[str, Any] | None, name: str) -> dict[str, object]:
-    """SGLang's own constraint for the format of an answer.
+    """Return SGLang's sampling parameters for the requested format of an answer.
 
     Raises:
-      Refusal: it is neither text nor JSON.
+      Refusal: the format is neither text nor JSON.
 
     """
     kind = None if form is None else form.get("type")
     if form is None or kind in {"text", None}:
         return {}
     if kind == "json_schema":
-        # Chat Completions wraps it once more.
+        # Chat Completions wraps the schema once more.
         inner = form.get("json_schema")
         schema = (inner if isinstance(inner, dict) else form).get("schema")
         return {"json_schema": msgspec.json.encode(schema or {}).decode()}
@@ -172,10 +174,10 @@ def json_schema_of(form: Mapping[str, Any] | None, name: str) -> dict[str, objec
 
 
 def refuse_unless_text(kind: str, known: Sequence[str], where: str) -> None:
-    """Refuse a content part that is no text.
+    """Refuse a part of a message's content that is no text.
 
     Raises:
-      Refusal: it is an image, a file, …
+      Refusal: the part is an image, a file, …
 
     """
     if kind not in known:
@@ -186,7 +188,7 @@ def at_least_one_message(messages: Sequence[object]) -> None:
     """Refuse an empty conversation.
 
     Raises:
-      Refusal: it is empty.
+      Refusal: there is no message.
 
     """
     if not messages:

@@ -1,7 +1,12 @@
-"""One session: an agent's turns, each a child of the session's nursery, and what is left of them at the end.
+"""One agent's session: its turns, each a child of the session's nursery, and the trajectory at its end.
 
-Closing, in this order: newcomers are refused; running turns may finish and be delivered within the drain time; the rest is
-cancelled, which aborts their requests; what nobody got is dropped; only then is there a trajectory.
+Closing goes in this order: new requests are refused; running turns may finish and be delivered within the drain time; the
+rest is cancelled, which aborts its requests on the servers; undelivered answers are dropped; then there is a trajectory.
+
+An agent sends its whole conversation with every turn, so anything that keeps requests or prompts grows with the square of
+the turns. A session keeps each token once, in the token tree; the messages of a turn go with the turn's end. A request
+that is sent again is recognised by its digest. Only answers of the Responses API, which a later request may continue by
+id, keep their messages: docs/decisions/0023-what-a-session-keeps.md.
 """
 
 from collections import OrderedDict
@@ -21,14 +26,15 @@ from ..abc import Rollout
 from ..errors import GenerateError, RequestRejected, ServerError, SessionClosed
 from ._conversation import Conversation
 from ._protocol import Limit, Refusal
-from ._sampling import Sampler, SessionTurn, message_of
+from ._sampling import Sampler, message_of
 from ._settings import GatewaySettings
+from ._turn import AgentTurn
 from ._values import ChatRequest, Message
 
-# A resend comes within seconds; this is how many answers can be given a second time.
-_RESENDABLE: Final = 64
-# How many answers can be named by a request that continues them; each keeps its whole conversation.
-_NAMEABLE: Final = 256
+# A client sends a request again within seconds; this many answers can be given a second time.
+_MOST_RESENDABLE: Final = 64
+# This many answers can be continued by id; each keeps its whole conversation.
+_MOST_RESPONSES: Final = 256
 
 
 @attrs.frozen(kw_only=True)
@@ -36,19 +42,23 @@ class SessionStatistics:
     """Counts of one session."""
 
     turns: int
+    """Turns that were started."""
     running: int
+    """Turns that are being sampled or delivered."""
     resends: int
-    """Requests that were answered with a turn that was there already."""
+    """Requests that were answered with a turn that had been started before."""
     undelivered: int
-    """Answers that nobody got; they are not recorded."""
+    """Answers that no client got; they are not recorded."""
     drift: dict[Drift, int]
+    """Turns by how their prompt follows from what was recorded."""
     branches: int
+    """Branches of the conversation: the training rows."""
 
 
 @final
 @attrs.define(eq=False, repr=False, kw_only=True)
 class GatewaySession:
-    """What ``rollout.session()`` gives. Made by the gateway."""
+    """A session as ``rollout.session()`` gives it. Made by the gateway."""
 
     id: str
     base_url: str
@@ -62,15 +72,15 @@ class GatewaySession:
     _closing: bool = attrs.field(default=False, init=False)
     _closed: trio.Event = attrs.field(factory=trio.Event, init=False)
     _started: int = attrs.field(default=0, init=False)
-    _left: int = attrs.field(default=0, init=False)
+    _abandoned: int = attrs.field(default=0, init=False)
     _resends: int = attrs.field(default=0, init=False)
-    _lost: int = attrs.field(default=0, init=False)
+    _undelivered: int = attrs.field(default=0, init=False)
     _failure: Exception | None = attrs.field(default=None, init=False)
     _last_stop: Stop | None = attrs.field(default=None, init=False)
-    _running: dict[SessionTurn, None] = attrs.field(factory=dict, init=False)
-    _recorded: dict[str, SessionTurn] = attrs.field(factory=dict, init=False)
-    _resendable: OrderedDict[str, SessionTurn] = attrs.field(factory=OrderedDict, init=False)
-    _nameable: OrderedDict[str, tuple[Message, ...]] = attrs.field(factory=OrderedDict, init=False)
+    _running: dict[AgentTurn, None] = attrs.field(factory=dict, init=False)
+    _recorded: dict[str, AgentTurn] = attrs.field(factory=dict, init=False)
+    _turns_by_digest: OrderedDict[str, AgentTurn] = attrs.field(factory=OrderedDict, init=False)
+    _responses_by_id: OrderedDict[str, tuple[Message, ...]] = attrs.field(factory=OrderedDict, init=False)
     _changed: Condition = attrs.field(factory=Condition, init=False)
 
     def __repr__(self) -> str:
@@ -79,16 +89,16 @@ class GatewaySession:
 
     @property
     def is_closing(self) -> bool:
-        """Whether it takes no more turns."""
+        """True if the session takes no more turns."""
         return self._closing
 
     def statistics(self) -> SessionStatistics:
-        """Counts of this moment."""
+        """Return the current counts."""
         return SessionStatistics(
             turns=self._started,
             running=len(self._running),
             resends=self._resends,
-            undelivered=self._lost,
+            undelivered=self._undelivered,
             drift=dict(self._sampler.drift),
             branches=len(self._conversation.tree.leaves()),
         )
@@ -98,7 +108,7 @@ class GatewaySession:
         return self._sampler.conversation
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """How many tokens the prompt of this request would have.
+        """Return the number of tokens in the prompt of this request.
 
         Raises:
           RequestRejected: the chat template refuses these messages.
@@ -107,36 +117,26 @@ class GatewaySession:
         return len((await self._sampler.place(request)).prompt_ids)
 
     @contextmanager
-    def joined(self, request: ChatRequest) -> Generator[SessionTurn]:
-        """Take part in the request's turn, which is started unless it is a resend of one that is there.
+    def turn_for(self, request: ChatRequest) -> Generator[AgentTurn]:
+        """Start the turn that this request asks for, or join it if the request was sent before; wait for it inside.
 
         Raises:
           SessionClosed: the session takes no more turns.
           Refusal: a limit of the session is reached.
 
         """
-        turn = self._known(request) or self._start(self._whole(request))
-        with turn.wanted():
+        turn = self._resent(request) or self._start(self._with_history(request))
+        with turn.joined():
             yield turn
 
-    def _whole(self, request: ChatRequest) -> ChatRequest:
-        """The request with the conversation that it only names."""
-        if not request.previous:
-            return request
-        before, place = self._nameable.get(request.previous), request.instructions
-        if before is None:
-            raise Refusal(400, f"previous_response_id: this session has no such response among its last {_NAMEABLE}")
-        self._nameable.move_to_end(request.previous)
-        return attrs.evolve(request, messages=(*request.messages[:place], *before, *request.messages[place:]))
+    def _resent(self, request: ChatRequest) -> AgentTurn | None:
+        """Return the turn that this request asks for a second time.
 
-    def _known(self, request: ChatRequest) -> SessionTurn | None:
-        """The turn that this is a resend of.
-
-        A request that says so, or one whose answer was lost on the way. Anything else that looks the same is another
-        sample: an agent may ask for several.
+        Either the client says so, or the first answer was lost on its way. Any other identical request is another sample:
+        an agent may ask for several.
         """
         self._refuse_if_closing()
-        turn = self._resendable.get(request.key)
+        turn = self._turns_by_digest.get(request.digest)
         if turn is None or turn.error is not None or turn.scope.cancel_called:
             return None
         if not (request.again or turn.is_undelivered):
@@ -148,59 +148,71 @@ class GatewaySession:
         if self._closing:
             raise SessionClosed("session closed")
 
-    def _start(self, request: ChatRequest) -> SessionTurn:
+    def _with_history(self, request: ChatRequest) -> ChatRequest:
+        """Return the request with the messages of the response that it continues by id."""
+        if not request.previous:
+            return request
+        before, place = self._responses_by_id.get(request.previous), request.instructions
+        if before is None:
+            raise Refusal(
+                400, f"previous_response_id: this session has no such response among its last {_MOST_RESPONSES}"
+            )
+        self._responses_by_id.move_to_end(request.previous)
+        return attrs.evolve(request, messages=(*request.messages[:place], *before, *request.messages[place:]))
+
+    def _start(self, request: ChatRequest) -> AgentTurn:
         most, at_once = self._settings.max_turns, self._settings.max_concurrent_turns
-        if most is not None and self._started - self._left >= most:
-            raise Limit("turns of this session", most, passing=False).refusal()
+        if most is not None and self._started - self._abandoned >= most:
+            raise Limit("turns of this session", most, temporary=False).refusal()
         if len(self._running) >= at_once:
-            raise Limit("turns of this session at once", at_once, passing=True).refusal()
-        turn = SessionTurn(id=self._new_id(), request=request, reveal=self._sampler.reveal(request))
+            raise Limit("turns of this session at once", at_once, temporary=True).refusal()
+        turn = AgentTurn(id=self._new_id(), request=request, streaming=self._sampler.streaming_text(request))
         self._started += 1
         self._running[turn] = None
-        self._resendable.pop(request.key, None)
-        self._resendable[request.key] = turn
-        while len(self._resendable) > _RESENDABLE:
-            self._resendable.popitem(last=False)
-        if request.stream and turn.reveal.thinks:
-            self._nursery.start_soon(self._sampler.follow, turn)
+        self._turns_by_digest.pop(request.digest, None)
+        self._turns_by_digest[request.digest] = turn
+        while len(self._turns_by_digest) > _MOST_RESENDABLE:
+            self._turns_by_digest.popitem(last=False)
+        if request.stream and turn.streaming.finds_thoughts:
+            self._nursery.start_soon(self._sampler.classify_stream, turn)
         self._nursery.start_soon(self._run, turn, name=f"session {self.id[:8]} turn {self._started}")
         return turn
 
-    async def _run(self, turn: SessionTurn) -> None:
+    async def _run(self, turn: AgentTurn) -> None:
         try:
             with turn.scope:
                 await self._answer(turn)
                 await turn.wait_left()
         finally:
-            self._left += not turn.is_over
+            self._abandoned += not turn.is_over
             turn.end(None, SessionClosed("session closed"))
             del self._running[turn]
             self._changed.notify()
 
-    async def _answer(self, turn: SessionTurn) -> None:
+    async def _answer(self, turn: AgentTurn) -> None:
         request = turn.request
         try:
             answer, stop = await self._sampler.sample(turn, self._rollout)
         except (Refusal, RequestRejected) as error:
             turn.end(None, error)
-        except Exception as error:  # noqa: BLE001  the boundary: the agent is told, and the rollout at its end
+        except Exception as error:  # noqa: BLE001  the boundary: the agent is told now, the rollout at its end
             self._failure = error
             turn.end(None, error)
         else:
             self._failure, self._last_stop = None, stop
             if turn.node is not None:
                 self._recorded[turn.id] = turn
-            if request.nameable:
-                self._nameable[turn.id] = (*request.messages[request.instructions :], message_of(answer))
-                while len(self._nameable) > _NAMEABLE:
-                    self._nameable.popitem(last=False)
+            if request.store:
+                self._responses_by_id[turn.id] = (*request.messages[request.instructions :], message_of(answer))
+                while len(self._responses_by_id) > _MOST_RESPONSES:
+                    self._responses_by_id.popitem(last=False)
             turn.end(answer, None)
 
     async def close(self) -> None:
-        """Refuse newcomers, let running turns finish within ``GatewaySettings.drain``, cancel the rest.
+        """Refuse new requests, let running turns finish within ``GatewaySettings.drain``, and cancel the rest.
 
-        Blocks until every turn has ended and aborts were paid. Called again, it waits for the first call's end. Cancelled,
-        nothing is drained any more; the rest happens all the same, within the abort budget.
+        Blocks until every turn has ended and its abort was sent. A second call waits for the end of the first. Cancelled,
+        the drain ends at once; the rest still happens, within the abort budget.
         """
         if self._closing:
             await self._closed.wait()
@@ -208,7 +220,7 @@ class GatewaySession:
         await self._close(self._settings.drain)
 
     async def close_now(self) -> None:
-        """Close without a drain: nobody will look at what is still running."""
+        """Close without a drain, as ``close`` does when it is cancelled."""
         if self._closing:
             await self._closed.wait()
             return
@@ -225,24 +237,25 @@ class GatewaySession:
             # Bounded: each turn ends within the abort budget of its request. ruff and flake8-async can't know.
             with trio.CancelScope(shield=True):
                 await self._changed.wait_until(lambda: not self._running)
-            self._drop_lost()
+            self._drop_undelivered()
             self._closed.set()
 
-    def _drop_lost(self) -> None:
+    def _drop_undelivered(self) -> None:
+        """Remove undelivered answers from the record, unless a later turn continues them."""
         tree = self._conversation.tree
         for turn in reversed(self._recorded.values()):
             if not turn.delivered and turn.node is not None and not tree.is_continued(turn.node):
                 self._conversation.forget(turn.node)
-                self._lost += 1
+                self._undelivered += 1
 
     def trajectory(self, *, status: Status | None = None) -> Trajectory:
-        """What the agent did, as training rows: one for each branch of its conversation, each answer trained once.
+        """Return the session as training rows: one for each branch of its conversation, each answer trained once.
 
-        ``status`` follows the last answer's stop unless given.
+        ``status`` None follows from the last answer's stop reason.
 
         Raises:
           RuntimeError: the session is still open.
-          ServerError: the servers failed a turn and none was answered after that: the attempt is to be tried again.
+          ServerError: the servers failed the last turn, so the attempt has to be tried again.
           GenerateError: the agent got no answer with a token in it.
 
         """

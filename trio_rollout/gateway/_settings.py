@@ -1,4 +1,4 @@
-"""Settings of one gateway: where it listens, and its limits."""
+"""Settings of one gateway: its address and its limits."""
 
 import attrs
 
@@ -9,23 +9,21 @@ _optional_whole = attrs.validators.optional(whole(1))
 
 @attrs.frozen(kw_only=True)
 class GatewaySettings:
-    """One gateway. All times are seconds.
+    """Settings of one gateway. All times are seconds.
 
-    ``host`` and ``port`` (0: a free one) are where it listens; agents in containers need another host than loopback, and
-    ``public_url`` is then what they are told. ``max_body`` bounds a request's bytes, ``max_head`` those of its head,
-    ``max_requests`` the requests at once.
-
-    Of each session: ``max_turns`` (those whose client left do not count) and ``max_concurrent_turns``; ``drain`` is how long closing lets running turns finish.
-    ``context_length`` bounds prompt and answer together (None: what the servers say); ``default_max_tokens`` is for agents
-    that name no limit (None: the rollout's sampling does).
-
-    ``agents_choose_temperature``: whether an agent's temperature and top_p count; by default the rollout's sampling wins,
-    because what is trained on has to be the policy's own distribution. ``tool_parser`` and ``reasoning_parser`` are
-    names of SGLang's parsers (None: what the servers say they were started with).
-
-    ``tombstones`` and ``tombstone_seconds`` bound how many closed sessions are remembered, and how long, so that their
-    late calls get a clear answer. ``body_seconds``: how long a request may take to arrive. ``send_seconds``: how long a
-    client may read nothing.
+    - ``host`` and ``port`` (0: a free port): the address to listen on. Agents in containers need another host than
+      loopback; ``public_url`` is then the URL that they are given.
+    - ``max_body`` and ``max_head``: most bytes of a request's body and head. ``max_requests``: most requests at once.
+    - ``max_turns``: most turns of a session; a turn whose client left does not count. ``max_concurrent_turns``: most
+      turns of a session at once. ``drain``: time that running turns have to finish when a session is closed.
+    - ``context_length``: most tokens of prompt and answer together; None takes the servers' limit.
+      ``default_max_tokens``: most new tokens for agents that name no limit; None takes the limit of the rollout's sampling.
+    - ``agents_choose_temperature``: use the temperature and top_p of an agent's request. By default those of the rollout's
+      sampling are used, because training needs log-probs of the policy as the trainer thinks it was sampled.
+    - ``tool_parser`` and ``reasoning_parser``: names of SGLang's parsers; None takes those of the servers.
+    - ``tombstones`` and ``tombstone_seconds``: closed sessions are remembered up to this number and for this time, so
+      that their late requests are told that the session is closed.
+    - ``body_seconds``: most time for a request to arrive. ``send_seconds``: most time that a client may read nothing.
 
     Raises:
       SettingsError: a field is out of its range.

@@ -1,4 +1,4 @@
-"""What the protocols have in common: a request for one turn, and its answer."""
+"""The values that all protocols share: a request for one turn, and its answer."""
 
 import enum
 from collections.abc import Mapping
@@ -14,12 +14,7 @@ Tool: TypeAlias = Mapping[str, Any]
 
 @attrs.frozen(kw_only=True)
 class ChatRequest:
-    """What an agent asks for. ``key`` is the same for identical requests; ``again``: the client says it is a resend.
-
-    ``previous`` is the id of the turn that it continues, if it names one: the messages then only go on from there.
-    ``instructions`` of them, the first, stand before whatever came earlier and are not part of it. ``nameable``: a later
-    request may name this one's turn.
-    """
+    """An agent's request for one turn, in any protocol."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
@@ -29,39 +24,46 @@ class ChatRequest:
     top_p: float | None = None
     stream: bool = False
     include_usage: bool = False
+    """Ask for the token counts at the end of a stream."""
     model: str = ""
-    key: str = ""
+    digest: str = ""
+    """The same for identical requests."""
     again: bool = False
+    """True if the client says that it sends the request again."""
     previous: str = ""
+    """The id of the turn that this request continues; the messages then only go on from there."""
     instructions: int = 0
-    nameable: bool = False
+    """So many messages, the first ones, stand before those of ``previous``, and are not inherited by later requests."""
+    store: bool = False
+    """True if a later request may continue this one's turn by its id."""
     extra: Mapping[str, object] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)
-class Context:
-    """How many tokens the model takes: prompt and answer together, and the longest prompt. None: nobody knows."""
+class ContextLimits:
+    """Limits of the model in tokens. None: unknown, and not enforced here."""
 
     length: int | None = None
+    """Prompt and answer together."""
     longest_prompt: int | None = None
-    """A real SGLang 0.5.23 refuses prompts that leave room for six tokens or fewer."""
+    """The prompt alone. A real SGLang 0.5.23 refuses prompts that leave room for six tokens or fewer."""
 
-    def room(self, prompt: int, asked: int) -> int:
-        """How many of the tokens that are asked for may follow so long a prompt."""
+    def room(self, prompt: int, wanted: int) -> int:
+        """Return how many of the wanted tokens may follow a prompt of so many tokens."""
         if self.longest_prompt is not None and prompt > self.longest_prompt:
             return 0
-        return asked if self.length is None else max(0, min(asked, self.length - prompt))
+        return wanted if self.length is None else max(0, min(wanted, self.length - prompt))
 
 
 class Finish(enum.Enum):
-    """Why an answer ended."""
+    """The reason why an answer ended."""
 
     STOP = "stop"
-    """The model ended it, or a stop sequence did."""
+    """The model ended the answer, or a stop sequence did."""
     LENGTH = "length"
-    """The token limit or the context budget was reached."""
+    """The token limit or the context length was reached."""
     TOOL_CALLS = "tool_calls"
-    """It calls tools."""
+    """The answer calls tools."""
 
 
 @attrs.frozen(kw_only=True)
