@@ -235,7 +235,7 @@ async def test_ambient_cancellation_is_one_aborted_and_goes_on(autojump_clock):
 
     assert scope.cancelled_caught
     assert play.events == ["start", Aborted()]
-    assert repr(play.runtime._gate) == "<ParallelGate 0 sharing, 0 waiting>"
+    assert repr(play.runtime._gate) == "<ReadWriteLock 0 readers, 0 waiting>"
     assert len(play.timings) == 1
 
 

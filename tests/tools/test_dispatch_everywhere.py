@@ -63,7 +63,7 @@ class World:
         told = [call_id for call_id, _ in self.finishes]
         assert len(set(told)) == len(told), "two outcomes for one call"
         assert sorted(self.timed) == sorted(set(self.timed)), "two timings for one call"
-        assert repr(self.runtime._gate) == "<ParallelGate 0 sharing, 0 waiting>"
+        assert repr(self.runtime._gate) == "<ReadWriteLock 0 readers, 0 waiting>"
         outcomes = dict(self.finishes)
         for call_id, result in self.results.items():
             assert result.outcome == outcomes.get(call_id)

@@ -13,6 +13,9 @@ from typing import Any, Generic, Protocol, TypeVar, final
 import attrs
 import trio
 
+from .._core.failures import leaves_of
+from .exception_groups import is_cancellation
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -25,23 +28,9 @@ class Serve(Protocol[T_co]):
         ...
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found: list[BaseException] = []
-    for error in group.exceptions:
-        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
-    return found
-
-
-def is_cancellation(error: BaseException | None) -> bool:
-    """Whether this is Cancelled, or a group with nothing but such in it."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(isinstance(leaf, trio.Cancelled) for leaf in _leaves(error))
-    return isinstance(error, trio.Cancelled)
-
-
 def _failure_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """What the service itself raised: bare when it is one thing, a KeyboardInterrupt before all else."""
-    leaves = _leaves(group)
+    leaves = leaves_of(group)
     for leaf in leaves:
         if isinstance(leaf, KeyboardInterrupt):
             return leaf

@@ -1,24 +1,16 @@
 """The command ``trio-rollout``: its subcommands, and how an error becomes one clear line and an exit status."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import click
 
+from .._core.failures import leaves_of
 from ..errors import RolloutError, SettingsError
 from ._export import export
 from ._inspect import inspect
 from ._outcome import ExitStatus
 from ._run_command import run
 from ._tiny_server import tiny_server
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for part in error.exceptions:
-            yield from _leaves(part)
-    else:
-        yield error
 
 
 def _line(error: BaseException) -> str:
@@ -38,7 +30,7 @@ def click_error(error: BaseException) -> click.ClickException | None:
     A setting out of its range came from an option, so it is a usage error; everything else that the package raises on
     purpose is a failure of the run.
     """
-    leaves = list(_leaves(error))
+    leaves = leaves_of(error)
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
         return Interrupted("interrupted")
     if not all(isinstance(leaf, RolloutError) for leaf in leaves):

@@ -63,11 +63,7 @@ def open_tree_on_usr1(tree: Callable[[], str], *, say: Say) -> AbstractAsyncCont
             async for _ in signals:
                 await say(tree())
 
-    return open_service(show, _leave_at_once)
-
-
-async def _leave_at_once(_value: None, _error: BaseException | None) -> None:
-    await trio.lowlevel.checkpoint()
+    return open_service(show)
 
 
 MAX_BATCH = 64

@@ -24,8 +24,9 @@ from .._core.settings import EngineSettings
 from .._core.statistics import EngineStatistics, ServerStatistics
 from .._core.values import Group, GroupId, QuarantineReport
 from .._util.condition import Condition
+from .._util.exception_groups import is_cancellation
 from .._util.ports import Ports
-from .._util.service import is_cancellation, open_service
+from .._util.service import open_service
 from ..abc import Gateway, Generate, GroupFilter, GroupReward, InferenceServers, Instrument, Ledger, Reward, Source
 from ..errors import EndOfData, EngineClosed
 from ..observe import task_tree

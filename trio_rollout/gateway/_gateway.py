@@ -71,12 +71,8 @@ async def open_gateway(
                 new_secret=new_secret,
             )
 
-            async with open_service(partial(serve_app, gateway.app, settings, bound), _leave_at_once):
+            async with open_service(partial(serve_app, gateway.app, settings, bound)):
                 yield gateway
-
-
-async def _leave_at_once(_binds: object, _error: BaseException | None) -> None:
-    await trio.lowlevel.checkpoint()
 
 
 async def _ask_servers(

@@ -278,10 +278,6 @@ class FakeSGLang:
         scope.cancel()
 
 
-async def _leave_at_once(_listeners: list[trio.SocketListener], _error: BaseException | None) -> None:
-    await trio.lowlevel.checkpoint()
-
-
 @asynccontextmanager
 async def open_fake_sglang(
     plan: Plan = (), *, version: str = "default", disconnect_s: float = 3.0, drip_s: float = 0.01, port: int = 0
@@ -293,7 +289,7 @@ async def open_fake_sglang(
     async def listen(*, task_status: trio.TaskStatus[Any]) -> None:  # noqa: ASYNC128  serve_tcp calls started()
         await trio.serve_tcp(fake.serve, port, host="127.0.0.1", task_status=task_status)
 
-    async with open_service(listen, _leave_at_once) as listeners:
+    async with open_service(listen) as listeners:
         fake.url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
         yield fake
 

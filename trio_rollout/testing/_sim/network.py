@@ -213,10 +213,7 @@ async def open_sim_net(
             task_status.started(nursery)
             await trio.sleep_forever()
 
-    async def leave(_: trio.Nursery, __: BaseException | None) -> None:
-        await trio.lowlevel.checkpoint()
-
-    async with open_service(serve, leave) as nursery:
+    async with open_service(serve) as nursery:
         net = SimNet(nursery, rng, link, faults, Counter() if events is None else events)
         for url, handler in (hosts or {}).items():
             net.add_host(url, handler)

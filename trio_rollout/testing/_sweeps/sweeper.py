@@ -10,6 +10,7 @@ from typing import Generic, TypeVar, final
 import attrs
 import trio
 
+from ..._core.failures import leaves_of
 from ...observe._frames import where
 from .._invariants import Invariants
 from .._sim import scheduler
@@ -119,10 +120,8 @@ class Sweeper(Generic[S]):
 
 
 def _is_interrupt(error: BaseException) -> bool:
-    """Whether it is a KeyboardInterrupt, or a group with nothing but such."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(_is_interrupt(inner) for inner in error.exceptions)
-    return isinstance(error, KeyboardInterrupt)
+    """Return True for a KeyboardInterrupt, and for a group of nothing else."""
+    return all(isinstance(leaf, KeyboardInterrupt) for leaf in leaves_of(error))
 
 
 @final

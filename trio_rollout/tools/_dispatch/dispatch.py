@@ -16,7 +16,7 @@ import attrs
 import trio
 
 from ..._util.exception_groups import bare_errors, errors_of
-from .gate import ParallelGate
+from ..._util.read_write_lock import ReadWriteLock
 from .tool import (
     Block,
     Continue,
@@ -120,7 +120,7 @@ class ToolRuntime:
     _hooks: Hooks | None = attrs.field(default=None, kw_only=True, alias="hooks")
     _teardown_timeout: float = attrs.field(default=5.0, kw_only=True, alias="teardown_timeout")
     _on_timing: OnTiming | None = attrs.field(default=None, kw_only=True, alias="on_timing")
-    _gate: ParallelGate = attrs.field(factory=ParallelGate, init=False)
+    _gate: ReadWriteLock = attrs.field(factory=ReadWriteLock, init=False)
 
     async def call(self, call: ToolCall, *, turn: TurnCancellation, source: Source = Source.DIRECT) -> ToolResult:
         """Run one call to its one result.
@@ -186,7 +186,8 @@ class ToolRuntime:
         tool = self._registry.find(state.call.name)
         if tool is not None:
             await tool.wait_until_ready()
-        async with self._gate.hold(shares=tool is not None and tool.supports_parallel):
+        shared = tool is not None and tool.supports_parallel
+        async with self._gate.reading() if shared else self._gate.writing():
             state.admitted = trio.current_time()
             if tool is None:
                 return FunctionOutput(text=f"unsupported call: {state.call.name}", success=False)

@@ -21,6 +21,7 @@ from typing import final
 import attrs
 import trio
 
+from ..._core.failures import leaves_of
 from ..._util.condition import Condition
 from ...errors import ToolError
 from .._commands.captured import HeadTailBuffer
@@ -209,7 +210,7 @@ async def live(
             nursery.cancel_scope.cancel("the session was let go")
     except* Exception as group:  # ruff: ignore[blind-except]  a bug in one session must not end the others
         _log.exception("a task of session %d failed", session.process_id)
-        session.lose(ToolError(f"session {session.process_id}: {group.exceptions[0]!r}"))
+        session.lose(ToolError(f"session {session.process_id}: {leaves_of(group)[0]!r}"))
     finally:
         proven = False
         with trio.move_on_after(session.limits.teardown, shield=True):

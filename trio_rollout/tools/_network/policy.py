@@ -193,8 +193,5 @@ async def open_proxy_policy(allow: Iterable[str], *, connections: int = 512) -> 
         finally:
             room.release()
 
-    async def leave(_listeners: list[trio.SocketListener], _error: BaseException | None) -> None:
-        await trio.lowlevel.checkpoint()
-
-    async with open_service(partial(trio.serve_listeners, connection, listeners), leave):
+    async with open_service(partial(trio.serve_listeners, connection, listeners)):
         yield policy

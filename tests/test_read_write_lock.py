@@ -1,28 +1,28 @@
-"""The parallel gate: sharing, exclusion, fairness, and waiters that give up."""
+"""The read-write lock: readers share, a writer is alone, first come first served, and cancelled waiters leave."""
 
 import pytest
 import trio
 
-from trio_rollout.tools._dispatch.gate import ParallelGate
+from trio_rollout._util.read_write_lock import ReadWriteLock
 
 
 class Visitors:
-    """Start visitors, see who is inside, let them out."""
+    """Readers and writers that enter, stay until they are told to leave, and can be cancelled."""
 
     def __init__(self, nursery):
-        self.gate = ParallelGate()
+        self.lock = ReadWriteLock()
         self.inside = []
         self.nursery = nursery
         self.out = {}
         self.scopes = {}
 
     async def visit(self, name):
-        """``name`` beginning with r shares. Returns once everything has settled."""
+        """A reader if ``name`` begins with r, else a writer. Return once every task is blocked."""
         self.out[name], self.scopes[name] = trio.Event(), trio.CancelScope()
 
         async def go():
             with self.scopes[name]:
-                async with self.gate.hold(shares=name.startswith("r")):
+                async with self.lock.reading() if name.startswith("r") else self.lock.writing():
                     self.inside.append(name)
                     try:
                         await self.out[name].wait()
@@ -46,14 +46,14 @@ async def visitors(nursery):
     return Visitors(nursery)
 
 
-async def test_sharing_ones_overlap(autojump_clock, visitors):
+async def test_readers_overlap(autojump_clock, visitors):
     for name in ("r1", "r2", "r3"):
         await visitors.visit(name)
 
     assert visitors.inside == ["r1", "r2", "r3"]
 
 
-async def test_an_exclusive_one_is_alone(autojump_clock, visitors):
+async def test_a_writer_is_alone(autojump_clock, visitors):
     await visitors.visit("w1")
     await visitors.visit("r1")
     await visitors.visit("w2")
@@ -66,7 +66,7 @@ async def test_an_exclusive_one_is_alone(autojump_clock, visitors):
     assert visitors.inside == ["w2"]
 
 
-async def test_a_sharing_one_behind_a_queued_exclusive_one_waits(autojump_clock, visitors):
+async def test_a_reader_behind_a_queued_writer_waits(autojump_clock, visitors):
     for name in ("r1", "w1", "r2"):
         await visitors.visit(name)
     assert visitors.inside == ["r1"]
@@ -75,16 +75,16 @@ async def test_a_sharing_one_behind_a_queued_exclusive_one_waits(autojump_clock,
     assert visitors.inside == ["w1"]
 
 
-async def test_a_cancelled_exclusive_waiter_leaves_the_queue_and_lets_in_those_behind_it(autojump_clock, visitors):
+async def test_a_cancelled_writer_leaves_the_queue_and_lets_in_the_readers_behind_it(autojump_clock, visitors):
     for name in ("r1", "w1", "r2", "r3"):
         await visitors.visit(name)
     await visitors.give_up("w1")
 
     assert sorted(visitors.inside) == ["r1", "r2", "r3"]
-    assert repr(visitors.gate) == "<ParallelGate 3 sharing, 0 waiting>"
+    assert repr(visitors.lock) == "<ReadWriteLock 3 readers, 0 waiting>"
 
 
-async def test_let_in_and_cancelled_in_the_same_tick_the_gate_is_not_kept(autojump_clock, visitors):
+async def test_admitted_and_cancelled_in_the_same_tick_the_lock_is_not_kept(autojump_clock, visitors):
     await visitors.visit("w1")
     await visitors.visit("w2")
     await visitors.visit("r1")
@@ -95,4 +95,4 @@ async def test_let_in_and_cancelled_in_the_same_tick_the_gate_is_not_kept(autoju
 
     assert visitors.inside == ["r1"]
     await visitors.leave("r1")
-    assert repr(visitors.gate) == "<ParallelGate 0 sharing, 0 waiting>"
+    assert repr(visitors.lock) == "<ReadWriteLock 0 readers, 0 waiting>"
