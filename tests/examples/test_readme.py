@@ -38,17 +38,18 @@ async def test_the_training_loop_runs(tmp_path):
             body = {"new_version": str(next(versions)), "abort_all_requests": False}
             httpx.post(f"{server.url}/update_weight_version", json=body, trust_env=False).raise_for_status()
 
-        code = (
-            block
-            .replace("trio.run(main)", "")
-            .replace("http://127.0.0.1:30000", server.url)
-            .replace("path/to/tokenizer", str(DATA))
-            .replace("runs/demo", str(tmp_path / "run"))
-            .replace("prompts.jsonl", str(tmp_path / "prompts.jsonl"))
-            .replace("max_new_tokens=512", "max_new_tokens=4")
-        )
+        for text, instead in {
+            "trio.run(main)": "",
+            "http://127.0.0.1:30000": server.url,
+            "path/to/model": str(DATA),
+            "runs/second": str(tmp_path / "run"),
+            "prompts.jsonl": str(tmp_path / "prompts.jsonl"),
+            "max_new_tokens=512": "max_new_tokens=4",
+        }.items():
+            assert text in block
+            block = block.replace(text, instead)
         names = {"train_step": trained.extend, "push_weights": push_weights}
-        exec(compile(code, "README.md", "exec"), names)
+        exec(compile(block, "README.md", "exec"), names)
         await names["main"]()
 
     assert len({group.id for group in trained}) == 80
