@@ -24,7 +24,7 @@ class CompileHook(BuildHookInterface[Any]):
         self._scratch = TemporaryDirectory()
         try:
             compiled = self._compile(self._scratch.name)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever it is, the pure decoder gives the same results
+        except (Exception, SystemExit) as error:  # noqa: BLE001  the pure decoder gives the same results
             self.app.display_warning(f"{NAME}.c was not compiled, so answers are decoded without it: {error!r}")
             if version == "editable":
                 beside.unlink(missing_ok=True)  # it was made from what the source is no more

@@ -1,4 +1,4 @@
-"""What a call across the bridge costs, by backend: an empty call, and a rollout through an asyncio client against the native one.
+"""The cost of a call across the bridge, by backend: an empty call, and a rollout through an asyncio client against the native one.
 
 CPU of the whole process per call. The rollout is one /generate answer of 16 tokens through the baseline's aiohttp client, 64 at
 once; native is ``servers.generate``. In-loop comes last: it changes asyncio for the rest of the process.
@@ -30,12 +30,12 @@ Call = Callable[[], Awaitable[object]]
 
 
 async def nothing() -> None:
-    """What is called."""
+    """The function that is called."""
 
 
 @asynccontextmanager
 async def attached() -> AsyncGenerator[Bridge]:
-    """A bridge to a loop that somebody else runs."""
+    """A bridge to a loop that another thread runs."""
     loop = asyncio.SelectorEventLoop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

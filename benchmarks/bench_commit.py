@@ -1,4 +1,4 @@
-"""How many groups a second reach the disk: the ledger against SQLite blobs and against one synced file a group.
+"""Groups a second that reach the disk: the ledger against SQLite blobs and against one synced file a group.
 
 Every arm gets the same groups and returns when they are durable. ``ledger`` is the whole path (tasks, codec, batching,
 a thread, segments, rows), ``store`` the same without tasks and codec, ``sqlite`` plain blobs in WAL mode with
@@ -72,7 +72,7 @@ class Memory:
 
     @property
     def flat(self) -> bool:
-        """Whether it grew by no more than 20 MB or a twentieth."""
+        """True if it grew by no more than 20 MB or a twentieth."""
         return self.at_the_end_mb <= self.after_a_fifth_mb + max(20.0, self.after_a_fifth_mb / 20)
 
 

@@ -1,4 +1,4 @@
-"""What decoding one answer costs: with the C extension, without it, and with json.loads alone, which makes no arrays.
+"""The cost of decoding one answer: with the C extension, without it, and with json.loads alone, which makes no arrays.
 
 All in one process, one after the other in each round, over and over, as CPU time of the process.
 """

@@ -46,7 +46,7 @@ def kill_twice(server: FakeServer, child: "subprocess.Popen[str]") -> None:
 
 
 def look(server: FakeServer, figures: dict[str, Any]) -> None:
-    """What the server still runs when the client has gone."""
+    """Count the requests that the server still runs when the client has gone."""
     figures["orphans"] = server.stats()["running"]
 
 

@@ -1,7 +1,7 @@
 """CPU per rollout, throughput and excess latency: the whole engine against the same job on asyncio.
 
 Every cell is a number of rollouts in flight and a number of output tokens with log-probs. Each arm runs its whole engine in a
-process of its own against a fake server in another; CPU seconds are that process's, user and system. The bare client and the
+process against a fake server in another one; CPU seconds are that process's, user and system. The bare client and the
 bare transport are measured in the cells where a target wants them. Excess latency is what a call took beyond what the server
 says that it took itself.
 """

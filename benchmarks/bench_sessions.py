@@ -1,7 +1,7 @@
 """CPU of one turn through the gateway, against calling the servers directly and against a gateway as peers write it.
 
-The same turns on one tiny server in a process of its own, by: `servers.generate`; the gateway, whole and streamed, with one
-connection for all turns of a client; and an aiohttp gateway as peers write it (a session of its own to the server for each
+The same turns on one tiny server in a separate process, by: `servers.generate`; the gateway, whole and streamed, with one
+connection for all turns of a client; and an aiohttp gateway as peers write it (a new session to the server for each
 request, or one for all), if aiohttp is installed. That one only applies the chat template, asks the server and answers: it
 notices no client that leaves, and records nothing. The clients are raw bytes on sockets, in a process of their own, so that
 what is measured is the gateway alone: processor seconds of its process, divided by turns.
@@ -129,7 +129,7 @@ class Alone:
 
 @attrs.frozen
 class Load:
-    """How many turns, how many of them at once, and how many before those are counted."""
+    """The number of turns, of turns at once, and of warm-up turns that are not counted."""
 
     turns: int
     at_once: int
@@ -212,7 +212,7 @@ async def through_gateway(server: str, load: Load, *, stream: bool) -> float:
 
 @asynccontextmanager
 async def open_peer(server: str, python: str, *, reuse: bool) -> AsyncGenerator[tuple[str, int]]:
-    """A gateway on aiohttp in a process of its own; its URL and process id."""
+    """A gateway on aiohttp in a separate process; yields its URL and process id."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

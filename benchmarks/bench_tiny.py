@@ -1,4 +1,4 @@
-"""How many tokens a second the tiny server gives over HTTP: a bare client, plain answers with log-probs, temperature only.
+"""Tokens a second of the tiny server over HTTP: a bare client, plain answers with log-probs, temperature only.
 
 Shown beside it: tokens per second of the server's own processor time, which a busy machine changes less.
 """

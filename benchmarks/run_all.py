@@ -25,7 +25,7 @@ from harness.report import RESULTS
 HERE = Path(__file__).parent
 README = HERE / "README.md"
 BEGIN, END = "<!-- results of run_all.py -->", "<!-- end of results -->"
-# Minutes of a full run on two idle cores, for the order and for whoever waits.
+# Minutes of a full run on two idle cores, for the order and for the person who waits.
 MINUTES = {
     "generate": 14.0,
     "scale": 7.0,
@@ -47,7 +47,7 @@ _NUMBER = re.compile(r"-|[-0-9.,]+( \(.*\))?")
 
 @attrs.frozen
 class Ended:
-    """How one benchmark ended: seconds, and what went wrong if anything did."""
+    """The end of one benchmark: seconds, and the error if it failed."""
 
     name: str
     seconds: float
@@ -55,7 +55,7 @@ class Ended:
 
 
 def run_one(name: str, *, quick: bool, out: Path, rounds: int | None) -> Ended:
-    """Run one benchmark in a process of its own; its tables go to this terminal."""
+    """Run one benchmark in a separate process; its tables go to this terminal."""
     command = [sys.executable, str(HERE / f"bench_{name}.py"), "--quiet", "--out", str(out)]
     command += ["--quick"] if quick else []
     command += ["--rounds", str(rounds)] if rounds else []
@@ -63,7 +63,7 @@ def run_one(name: str, *, quick: bool, out: Path, rounds: int | None) -> Ended:
     BUILD.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILD) as directory:  # on a disk, which /tmp may not be
         command += ["--dir", directory] if name == "commit" else []
-        # A session of its own, so that its fake server and its clients can be ended with it.
+        # In a new session, so that its fake server and its clients can be ended with it.
         with subprocess.Popen(command, start_new_session=True) as process:
             try:
                 code = process.wait(limit)
@@ -141,7 +141,7 @@ def summary(found: Sequence[dict[str, Any]]) -> str:
 
 
 def results_in(out: Path, names: Sequence[str]) -> list[dict[str, Any]]:
-    """What full runs have left there, in order."""
+    """Return the results that full runs have left there, in order."""
     paths = [out / f"{name}.json" for name in names]
     found = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
     return [one for one in found if one.get("mode") == "full" and "tables" in one]

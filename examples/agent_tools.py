@@ -1,6 +1,6 @@
 """An agent with tools on a scripted model: `python examples/agent_tools.py`.
 
-Each rollout has a sandbox of its own. The model writes a file with one command and reads it with another, then answers with
+Each rollout has its own sandbox. The model writes a file with one command and reads it with another, then answers with
 what it has read; for some prompts its command runs for too long, which it is told, and says. The "model" is the tiny
 server, made to say what a script says, so that the example needs no GPU; its log-probs are real.
 
@@ -94,7 +94,7 @@ class Agent:
         self._tokenizer = tokenizer
 
     async def __call__(self, _prompt: Prompt, rollout: Rollout, /) -> Trajectory:
-        """Run one rollout in a sandbox of its own."""
+        """Run one rollout in a new sandbox."""
         async with rollout.tools.open_sandbox() as sandbox:
             turns = [await rollout.generate(rollout.input)]
             while (calls := self._calls(turns[-1])) and len(turns) < MOST_TURNS:
@@ -107,7 +107,7 @@ class Agent:
 
     @staticmethod
     def _calls(turn: Turn) -> list[ToolCall]:
-        """The tool calls that the model wrote; each gets an id of its own."""
+        """Return the tool calls that the model wrote, each with a new id."""
         found = [json.loads(block) for block in CALL.findall(turn.text)]
         return [
             ToolCall(call_id=f"{turn.rid}-{place}", name=ToolName(call["name"]), payload=call["arguments"])
@@ -115,7 +115,7 @@ class Agent:
         ]
 
     def _said(self, results: Sequence[ToolResult]) -> list[int]:
-        """What the tools answered, as the model's chat template writes it: the ids between two answers."""
+        """Return the tools' answers as the model's chat template writes them: the ids between two turns."""
         answers = "".join(f"\n<tool_response>\n{result.output.model_text()}\n</tool_response>" for result in results)
         return self._tokenizer.encode(f"\n<|im_start|>user{answers}<|im_end|>\n<|im_start|>assistant\n")
 

@@ -1,6 +1,6 @@
 """The engine in a program whose main is asyncio: `python examples/asyncio_host.py`.
 
-The engine lives on a thread of its own, where rollouts go on whatever the program does. The program awaits batches, trains,
+The engine lives on a separate thread, and its rollouts go on while the program works. The program awaits batches, trains,
 and saves, all in asyncio. The reward function is asyncio code, too: it runs on the program's own loop.
 """
 

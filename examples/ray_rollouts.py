@@ -1,6 +1,6 @@
 """Rollouts on the nodes of a Ray cluster: `python examples/ray_rollouts.py` (needs the extra `ray`).
 
-Three engines, each an actor with a server of its own; one lease service that owns the prompts and the ledger. The trainer is this
+Three engines, each an actor with its own server; one lease service that owns the prompts and the ledger. The trainer is this
 program: it takes batches, fetches what it trains on, and acks. Kill any of the actors meanwhile: nothing is lost. Without a cluster
 it starts a small one here; with `--address auto` it uses the one that this machine belongs to.
 """
@@ -42,7 +42,7 @@ async def count_vowels(trajectory: Trajectory) -> float:  # noqa: ASYNC124  a re
 
 @asynccontextmanager
 async def open_parts() -> AsyncGenerator[NodeParts]:
-    """What one node's engine is made of. Yours names the SGLang servers of its node instead of starting one."""
+    """The parts of one node's engine. In your program, name the SGLang servers of the node instead of starting one."""
     async with open_tiny_process() as server, open_sglang_servers([server.url], tokenizer=DATA) as servers:
         yield NodeParts(generate=SingleTurn(SamplingParams(max_new_tokens=8)), servers=servers, reward=count_vowels)
 

@@ -1,7 +1,7 @@
 """Asynchronous RL on a tiny model, end to end: `python examples/tiny_rl.py --out runs/demo`.
 
 The task: "which letters come after b" is answered by "cde". The model is a table of logits indexed by the last three
-tokens, served by the tiny server in a process of its own; it begins by knowing only that answers are made of letters. The
+tokens, served by the tiny server in a separate process; it begins by knowing only that answers are made of letters. The
 trainer is a group-relative policy gradient in numpy. Rollouts go on while it trains; every other step, new weights are
 pushed through `engine.weight_update`. Held-out prompts, worded as training prompts never are, are evaluated beside it.
 """
@@ -56,7 +56,7 @@ def training_prompts(seed: int) -> Iterator[Prompt]:
 
 
 def held_out_prompts() -> IterableSource:
-    """Every letter, in words of its own."""
+    """Every letter, in words that training does not use."""
     pairs = [(words, letter) for words in HELD_OUT_WORDS for letter in LETTERS]
     return IterableSource([task(words, letter, number) for number, (words, letter) in enumerate(pairs)])
 

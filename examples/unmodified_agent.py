@@ -69,7 +69,7 @@ answer = "A file with one word."
 
 @attrs.frozen
 class Agent:
-    """How an agent is started, and what it wants to find around it."""
+    """The command that starts an agent, and the files and variables that it needs."""
 
     arguments: tuple[str, ...]
     env: Mapping[str, str] = attrs.field(factory=dict)
@@ -142,7 +142,7 @@ class UnmodifiedAgent:
 
 
 async def success(trajectory: Trajectory) -> float:  # noqa: ASYNC124  a reward is async, whether it waits or not
-    """What the sandbox said before it was gone."""
+    """Return the output of the sandbox before its end."""
     await trio.lowlevel.checkpoint()
     return float(str(trajectory.metadata["success"]))
 

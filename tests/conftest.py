@@ -1,4 +1,4 @@
-"""What every test gets: it fails when it leaves something behind. And, for those that ask for it, a real SGLang."""
+"""Fixtures of all tests: each fails when it leaves something behind; on request there is a real SGLang."""
 
 import os
 import socket
@@ -75,14 +75,14 @@ def _kill(family: list[psutil.Process]) -> None:
 
 @contextmanager
 def run_sglang(log: Path, *flags: str) -> Generator[str]:
-    """A real SGLang with these flags of its own, ready to serve; yields its URL."""
+    """A real SGLang with these additional flags, ready to serve; yields its URL."""
     port = _free_port()
     command = [ROOT / "tests" / "real_sglang" / "run.sh", SGLANG, str(port), *flags]
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process:
         family = [psutil.Process(process.pid)]
         try:
             _wait_until_ready(url := f"http://127.0.0.1:{port}", process, log)
-            family += family[0].children(recursive=True)  # now: once their parent has died they are nobody's
+            family += family[0].children(recursive=True)  # now: without their parent they can't be found
             yield url
         finally:
             _kill(family)
@@ -90,7 +90,7 @@ def run_sglang(log: Path, *flags: str) -> Generator[str]:
 
 @pytest.fixture(scope="session")
 def start_sglang(tmp_path_factory: pytest.TempPathFactory) -> StartServer:
-    """``with start_sglang(*flags) as url``: for a test that needs a server of its own. It takes a minute or two."""
+    """``with start_sglang(*flags) as url``: for a test that needs its own server. It takes a minute or two."""
     return lambda *flags: run_sglang(tmp_path_factory.mktemp("sglang") / "log", *flags)
 
 
@@ -109,5 +109,5 @@ def sglang_url(start_sglang: StartServer) -> Generator[str]:
 
 @pytest.fixture(scope="session")
 def sglang_weights() -> tuple[Path, Path]:
-    """What it serves at first, and other weights of the same shape."""
+    """The weights that it serves at first, and others of the same shape."""
     return SGLANG / "models" / "seed-0", SGLANG / "models" / "seed-1"

@@ -1,4 +1,4 @@
-"""How a request becomes bytes and an answer a Sample: the stdlib's json, or this project's encoder and decoder."""
+"""Encoding of requests and decoding of answers: with the stdlib's json, or with this project's encoder and decoder."""
 
 import json
 from typing import Any, Protocol
@@ -76,7 +76,7 @@ class JsonCodec:
 
 @attrs.define
 class _Asked:
-    """What this project's decoder wants to know of a request."""
+    """The facts of a request that this project's decoder needs."""
 
     attempted: str
     rid: str

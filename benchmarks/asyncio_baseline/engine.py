@@ -48,7 +48,7 @@ class _Job:
 
 @dataclass(slots=True)
 class Rollout:
-    """What a generate function gets."""
+    """The handle that a generate function gets."""
 
     engine: "Engine"
     index: int

@@ -1,4 +1,4 @@
-"""What goes in and comes out."""
+"""The input and output values of the baseline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ class EndOfData(Exception):
 
 
 class Aborted(Exception):
-    """The server aborted the request: for a weight update, or because somebody asked it to."""
+    """The server aborted the request: for a weight update, or at another client's request."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Who does a job: the engine, and the baseline in each of its dresses. This module is also what a client process runs."""
+"""The arms that do a job: the engine, and the baseline with each client. A client process runs this module."""
 
 import gc
 import json

@@ -32,7 +32,7 @@ def _log_probs(count: int, rng: np.random.Generator) -> list[float]:
 
 
 def make_body(count: int) -> tuple[bytes, bytes]:
-    """What stands before and behind ``id","e2e_latency":1.5,...,"finish_reason":{...}`` in an answer of so many tokens."""
+    """The text before and behind ``id","e2e_latency":1.5,...,"finish_reason":{...}`` in an answer of so many tokens."""
     rng = np.random.default_rng(count)
     ids = [int(token) for token in rng.integers(0, VOCABULARY, count)]
     text = "".join(_WORDS[index] for index in rng.integers(0, len(_WORDS), count))

@@ -39,7 +39,7 @@ def build_server() -> Path:
 
 @attrs.frozen(kw_only=True)
 class Latency:
-    """How long the server takes, in milliseconds: lognormal around a median, cut at ``cap``; sigma 0: always the median."""
+    """The server's latency in milliseconds: lognormal around a median, cut at ``cap``; sigma 0: always the median."""
 
     median: float = 0.0
     sigma: float = 0.0
@@ -76,7 +76,7 @@ class FakeServer:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL that it listens on."""
         return f"http://127.0.0.1:{self.port}"
 
     def ask(self, method: str, path: str) -> Any:
@@ -138,7 +138,7 @@ def fake_server() -> Generator[FakeServer]:
 
 
 def bottleneck(stats: dict[str, float]) -> str | None:
-    """Why a client's figures of this window are the server's rather than its own; None if they are its own."""
+    """The reason to distrust a client's figures, because the server was the bottleneck in this window; None without one."""
     if stats["wall"] > 0 and stats["cpu"] / stats["wall"] > BUSY_SHARE:
         return f"the server was busy {stats['cpu'] / stats['wall']:.0%} of the time"
     if stats["late_p50_ms"] > LATE_MS:

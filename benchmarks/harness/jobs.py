@@ -1,4 +1,4 @@
-"""What an arm does, written once: ``world`` hides whether Trio or asyncio runs it.
+"""The work of an arm, written once: ``world`` hides whether Trio or asyncio runs it.
 
 Every job returns plain figures. Coroutines here await nothing but what the world gives them.
 """
@@ -30,7 +30,7 @@ class Done:
 
 
 class Hooks:
-    """What the job sees of the rollouts. The same callbacks serve every engine."""
+    """The job's view of the rollouts. The same callbacks serve every engine."""
 
     def __init__(self, spec: Spec, answered: Callable[[float, float | None], None]) -> None:
         self._spec = spec
@@ -68,7 +68,7 @@ class World(Protocol):
     """Trio or asyncio, with an engine and its bare client."""
 
     def run(self, main: Callable[..., Awaitable[Any]], *args: Any) -> Any:
-        """Run a coroutine function in a loop of its own."""
+        """Run a coroutine function in a new loop."""
         ...
 
     async def sleep(self, seconds: float) -> None:

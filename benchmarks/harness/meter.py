@@ -1,4 +1,4 @@
-"""What a client process measures about itself: CPU seconds, answers, excess latency, memory."""
+"""A client process's measurements of itself: CPU seconds, answers, excess latency, memory."""
 
 import resource
 import time

@@ -1,4 +1,4 @@
-"""What a benchmark says: a header with machine and versions, JSON, a table, a plot."""
+"""The report of a benchmark: a header with machine and versions, JSON, a table, a plot."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Runs of arms, each in a process of its own, interleaved: every round does each arm once, beginning with another one."""
+"""Runs of arms, each in a separate process, interleaved: every round does each arm once, beginning with another one."""
 
 import json
 import math
@@ -42,7 +42,7 @@ class Arm:
     world: str
     job: str
     changes: Mapping[str, Any] = attrs.field(factory=dict)
-    """What it does otherwise than the cell says."""
+    """The fields in which it differs from the cell."""
 
 
 @attrs.frozen(kw_only=True)
@@ -56,7 +56,7 @@ class Cell:
     server: Mapping[str, float] = attrs.field(factory=dict)
     rounds: int = 1
     during: Callable[[FakeServer, "subprocess.Popen[str]"], None] | None = None
-    """What happens to the server while the job runs."""
+    """A disturbance of the server while the job runs."""
     after: Callable[[FakeServer, dict[str, Any]], None] | None = None
     """Adds what only the server can say afterwards."""
 

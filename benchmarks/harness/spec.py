@@ -1,4 +1,4 @@
-"""What one arm is to do in one process: values that cross a process boundary as JSON."""
+"""The task of one arm in one process: values that cross a process boundary as JSON."""
 
 import functools
 from typing import Any

@@ -24,7 +24,7 @@ def uvloops_own_pipe() -> None:
 
 @pytest.fixture
 def server(uvloops_own_pipe) -> Generator:
-    """The benchmarks' fake server, in a process of its own."""
+    """The benchmarks' fake server, in a separate process."""
     from harness.fake import fake_server
 
     with fake_server() as running:

@@ -1,4 +1,4 @@
-"""What both engines of the benchmarks must do alike, so that their figures are for the same job."""
+"""Both engines of the benchmarks do the same job, so that their figures can be compared."""
 
 from collections import Counter
 

@@ -15,7 +15,7 @@ PROMPT = [5, 6, 7, 8]
 
 @attrs.frozen(kw_only=True)
 class Target:
-    """Where a server listens, and what it can load instead of its weights: two sets of one shape, its own first."""
+    """A server's URL, and two sets of weights of one shape that it can load, its own first."""
 
     url: str
     weights: tuple[Path, Path]
@@ -31,7 +31,7 @@ class Pending:
 
     @property
     def is_done(self) -> bool:
-        """Whether the answer is there."""
+        """True if the answer has arrived."""
         return self._done.is_set()
 
     async def answer(self) -> Any:
@@ -87,7 +87,7 @@ class Server:
         return sent
 
     async def load(self) -> dict[str, Any]:
-        """What it is doing, by its own account."""
+        """The load that the server reports."""
         return (await self.http.get("/v1/loads", params={"include": "core,queues"})).json()["loads"][0]
 
     async def until(self, condition: Any) -> None:
@@ -101,7 +101,7 @@ class Server:
         await self.until(lambda load: load["num_running_reqs"] == load["num_waiting_reqs"] == 0)
 
     async def is_ready(self) -> bool:
-        """Whether it is up and not paused."""
+        """True if it is up and not paused."""
         return (await self.http.get("/ready")).status_code == 200
 
     async def version(self) -> str:
@@ -109,7 +109,7 @@ class Server:
         return (await self.http.get("/model_info")).json()["weight_version"]
 
     async def log_probs(self, prompt: list[int], output: list[int]) -> list[float]:
-        """What the model gives these tokens at temperature 1: a prefill, which samples nothing."""
+        """The model's log-probs of these tokens at temperature 1: a prefill, which samples nothing."""
         body = {"logprob_start_len": 0, "max_new_tokens": 0, "temperature": 1.0}
         answer = await self.generate(input_ids=prompt + output, return_logprob=True, **body)
         scored = answer["meta_info"]["input_token_logprobs"]
@@ -151,6 +151,6 @@ def request(**body: Any) -> dict[str, Any]:
 
 
 def tiles(spans: list[dict[str, Any]], length: int) -> bool:
-    """Whether these half-open spans cover ``0..length`` without a gap or an overlap."""
+    """True if these half-open spans cover ``0..length`` without a gap or an overlap."""
     ends = [0, *(span["end"] for span in spans)]
     return [span["start"] for span in spans] == ends[:-1] and ends[-1] == length

@@ -28,7 +28,7 @@ run_tiny(settings, "127.0.0.1", 0, lambda url: print(url, flush=True))
 
 @contextmanager
 def run_tiny(folder: Path, *flags: str) -> Generator[Target]:
-    """The tiny server in a process of its own, with the real one's limits."""
+    """The tiny server in a separate process, with the real one's limits."""
     vocabulary = TinyTokenizer.load().vocab
     first, second = (TinyModel.random(vocab=vocabulary, seed=seed).save(folder / str(seed)) for seed in range(2))
     command = [sys.executable, "-c", PROGRAM, str(STEP_S), *flags]
@@ -74,7 +74,7 @@ def doomed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def open_http(target: Target) -> httpx.AsyncClient:
-    """A client without a bound of its own on anything but patience."""
+    """A client with a timeout and no limit of connections."""
     return httpx.AsyncClient(base_url=target.url, timeout=60, limits=httpx.Limits(max_connections=None))
 
 

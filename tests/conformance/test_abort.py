@@ -1,4 +1,4 @@
-"""What is cancelled comes back with what it has, and its slot is free."""
+"""An aborted request comes back with the tokens that it has, and its slot is free."""
 
 import trio
 
@@ -75,7 +75,7 @@ async def test_abort_all_leaves_nothing(server: Server):
 async def test_an_abort_of_nothing_is_fine(server: Server):
     (running,) = await server.send_and_wait(rid="f" * 32, **LONG)
 
-    for body in ({"rid": "nobody"}, {"rid": ""}, {}):
+    for body in ({"rid": "unknown"}, {"rid": ""}, {}):
         response = await server.post("/abort_request", **body)
         assert (response.status_code, response.content) == (200, b"")
     assert not running.is_done

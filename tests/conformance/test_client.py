@@ -27,7 +27,7 @@ async def client(server: Server) -> AsyncIterator[SGLangServers]:
 
 @attrs.define(eq=False)
 class Asked:
-    """A call of the client in a scope of its own, and what became of it."""
+    """A call of the client in a cancel scope, and its result."""
 
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     turns: list = attrs.field(factory=list)

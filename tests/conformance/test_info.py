@@ -1,4 +1,4 @@
-"""What a server says about itself."""
+"""A server's answers about itself."""
 
 import pytest
 import trio

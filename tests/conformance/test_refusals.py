@@ -1,4 +1,4 @@
-"""What a server will not do, and in which of its shapes it says so."""
+"""Requests that a server refuses, and the shapes of its refusals."""
 
 import pytest
 import trio

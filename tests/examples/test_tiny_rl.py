@@ -42,7 +42,7 @@ async def test_without_weight_updates_it_does_not(tiny_rl, fifths, tmp_path):
 
 
 def test_the_page_shows_the_curve(tmp_path):
-    """In a process of its own: matplotlib keeps its fonts' files open."""
+    """Runs in a separate process, because matplotlib keeps its fonts' files open."""
     code = f"import pathlib, learning_curve as c; c.write_page(pathlib.Path({str(tmp_path)!r}), [0.0, 0.5, 1.0], title='A')"
     subprocess.run([sys.executable, "-c", code], cwd=EXAMPLES, check=True, timeout=300)
 

@@ -23,7 +23,7 @@ def _lane(cycles: int, seed: int) -> Cycles:
 @click.command(help=__doc__, context_settings={"show_default": True})
 @click.option("--cycles", type=click.IntRange(1), default=200, help="Kills in all.")
 @click.option(
-    "--jobs", type=click.IntRange(1), default=2, help="Side by side, each with servers and a seed of its own."
+    "--jobs", type=click.IntRange(1), default=2, help="Jobs side by side, each with its own servers and seed."
 )
 @click.option("--seed", type=int, default=0, help="Of the first job; the others have the next ones.")
 def main(cycles: int, jobs: int, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""What must be true of a ledger after a kill, from what all its lives were told (P7, P8)."""
+"""The conditions that a ledger must meet after a kill, given the words of all its lives (P7, P8)."""
 
 from collections import Counter
 from pathlib import Path
@@ -36,7 +36,7 @@ class Belief:
     problems: list[str] = attrs.field(factory=list)
 
     def read(self, line: str) -> None:
-        """What a life said."""
+        """Note a line that a life printed."""
         word, *rest = line.split()
         match word:
             case "offered":
@@ -107,7 +107,7 @@ class Belief:
         self.acked, self.acking, self.pulled = acked, set(), pulled
 
     def _check_rows(self, rows: dict[int, GroupSummary]) -> None:
-        """What has ended stays so, attempts are not forgotten, a finished group is not begun again."""
+        """Check that ended groups stay ended, attempts are remembered, and no finished group begins again."""
         for place, one in rows.items():
             if self.ended.get(place, one.state) is not one.state:
                 self.problems.append(f"group {place} was {self.ended[place]} and is {one.state}")

@@ -53,7 +53,7 @@ SETTINGS = EngineSettings(
 )
 SIZES = StoreLimits(inline=2000, together=0, segment=200_000)
 MOST_S = 240.0
-"""What no life may take that is not killed: one from beginning to end takes some 5 s on a machine that is not busy."""
+"""Most seconds of a life that is not killed: one from beginning to end takes some 5 s on an idle machine."""
 MODES = (PauseMode.ABORT, PauseMode.RETRACT, PauseMode.IN_PLACE)
 
 
@@ -77,12 +77,12 @@ def say(word: str, *rest: object) -> None:
 
 
 def is_poison(number: int) -> bool:
-    """Whether a prompt fails whatever is tried."""
+    """Return True if a prompt fails in every attempt."""
     return number % 11 == 5
 
 
 def is_dull(number: int) -> bool:
-    """Whether a prompt's group is filtered."""
+    """Return True if a prompt's group is filtered."""
     return number % 13 == 4 and not is_poison(number)
 
 

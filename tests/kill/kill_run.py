@@ -73,7 +73,7 @@ def live(command: list[str], seconds: float) -> int | None:
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """How the run is made and killed."""
+    """Settings of the run and of its kills."""
 
     prompts: int
     samples: int

@@ -30,7 +30,7 @@ def imports(name: str, path: Path) -> Iterator[tuple[int, str]]:
 
 
 def tracked_files() -> list[Path]:
-    """What git knows; without git (an unpacked sdist) every file."""
+    """Return the files that git knows; without git (an unpacked sdist) every file."""
     listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listing.returncode:
         return [path for path in ROOT.rglob("*") if path.is_file() and ".venv" not in str(path)]

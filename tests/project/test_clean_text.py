@@ -25,7 +25,7 @@ SAFE = {ROOT / "tests" / "project" / "test_clean_text.py"}
 
 
 def findings(path: Path) -> list[str]:
-    """What must not be in this file, with its line."""
+    """Return the forbidden texts of this file, with their lines."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:

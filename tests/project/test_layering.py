@@ -67,7 +67,7 @@ def room(module: str) -> str:
 
 
 def forbidden(importer: str, imported: str) -> str | None:
-    """Why a module of ``trio_rollout`` must not import this one of ``trio_rollout``, or None."""
+    """Return the reason why a module of ``trio_rollout`` must not import this one of ``trio_rollout``, or None."""
     here, there = room(importer), room(imported)
     if here == there or here in WIRING or importer == ENGINE_WIRING or TYPES_ONLY.get(importer) == imported:
         return None
@@ -83,13 +83,13 @@ def forbidden(importer: str, imported: str) -> str | None:
 
 
 def between_parts(importer: str, imported: str) -> str | None:
-    """Why a part of the engine must not import this one, or None."""
+    """Return the reason why a part of the engine must not import this one, or None."""
     foreign = importer in ENGINE_PARTS and imported.rpartition(".")[0] in ENGINE_PARTS - {importer}
     return "the engine's parts meet in its state, and do not know each other" if foreign else None
 
 
 def against_private(importer: str, imported: str) -> str | None:
-    """Why compat must not import this, or None: it is private to trio_rollout."""
+    """Return the reason why compat must not import this, or None."""
     private = any(part.startswith("_") and not part.endswith("__") for part in imported.split("."))
     foreign = top(importer) == "trio_rollout_compat" and top(imported) == "trio_rollout"
     return (
@@ -114,7 +114,7 @@ def private_attributes(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def is_self(node: ast.expr) -> bool:
-    """Whether this is the object whose method it stands in."""
+    """Return True for the object whose method the node is in."""
     return isinstance(node, ast.Name) and node.id in {"self", "cls"}
 
 
@@ -140,7 +140,7 @@ def against_room(importer: str, imported: str) -> str | None:
 def against_io(importer: str, imported: str) -> str | None:
     """Anything in the core that is not known to be free of I/O."""
     allowed = room(importer) != "_core" or top(imported) in {*CORE_IMPORTS, "trio_rollout"}
-    return None if allowed else "the core does no I/O, and has no clock and no randomness of its own"
+    return None if allowed else "the core does no I/O, and neither a clock nor randomness"
 
 
 def against_reserved(importer: str, imported: str) -> str | None:
@@ -193,7 +193,7 @@ def left(handle):
 
 
 def test_the_rules_see_a_violation():
-    """What the tests above would say about imports that must not be."""
+    """The rules of the tests above refuse forbidden imports."""
     assert forbidden("trio_rollout.sglang._fleet", "trio_rollout.ledger.open_ledger")
     assert forbidden("trio_rollout._core.values", "trio_rollout._util.ports.Ports")
     assert forbidden("trio_rollout._util.service", "trio_rollout.tools")

@@ -1,4 +1,4 @@
-"""What ``pip install`` gives: both packages, their marker files and their data, the command, the extension if there is a
+"""The results of ``pip install``: both packages, their marker files and their data, the command, the extension if there is a
 compiler; and nothing else."""
 
 import os
@@ -76,7 +76,7 @@ print(decoding.cut is not None, list(decoding.decode_whole(body).output_ids) == 
 
 
 def decode_with(wheel: Path, directory: Path) -> str:
-    """Whether this wheel has the extension, and whether it decodes an answer rightly."""
+    """Return two words: the wheel has the extension, and it decodes an answer correctly."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(directory)
     command = [sys.executable, "-c", DECODE, str(directory)]

@@ -1,4 +1,4 @@
-"""What users import: complete, documented, closed, and without side effects."""
+"""The public API: complete, documented, closed, and without side effects."""
 
 import ast
 import enum
@@ -32,7 +32,7 @@ def module(request: pytest.FixtureRequest) -> ModuleType:
 
 
 def defined_names(module: ModuleType) -> set[str]:
-    """What it defines itself, or takes in as ``x as x``, without an underscore: what a reader takes for public."""
+    """Return the names without an underscore that a module defines, or imports as ``x as x``: public to its readers."""
     body = ast.parse(inspect.getsource(module)).body
     own = {node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)}
     taken = [alias for node in body if isinstance(node, ast.ImportFrom) for alias in node.names]
@@ -40,7 +40,7 @@ def defined_names(module: ModuleType) -> set[str]:
 
 
 def exported(module: ModuleType) -> dict[str, object]:
-    """What the module offers: its ``__all__``, which every package has."""
+    """Return the public names of a module: its ``__all__``, which every package has."""
     names = getattr(module, "__all__", None if hasattr(module, "__path__") else sorted(defined_names(module)))
     assert names is not None, f"{module.__name__} has no __all__"
     return {name: getattr(module, name) for name in names}
@@ -78,13 +78,13 @@ def test_everything_public_has_a_docstring(module: ModuleType):
 
 
 def is_open(owner: type) -> bool:
-    """Whether users may subclass it: protocols, errors, enumerations, and frozen values and tuples, which own nothing."""
+    """Return True if users may subclass it: protocols, errors, enumerations, and frozen values and tuples, which own nothing."""
     frozen = attrs.has(owner) and getattr(owner, "__setattr__", None) is not object.__setattr__ and hash_by_value(owner)
     return getattr(owner, "_is_protocol", False) or issubclass(owner, BaseException | enum.Enum | tuple) or frozen
 
 
 def hash_by_value(owner: type) -> bool:
-    """Whether attrs made it comparable, as it does for values and not for owners."""
+    """Return True if attrs made the class comparable, as it does for values and not for owners."""
     return owner.__eq__ is not object.__eq__
 
 

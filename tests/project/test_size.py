@@ -20,7 +20,7 @@ TOP_LEVEL = {"__init__.py", "abc.py", "errors.py", "lowlevel.py", "py.typed"}
 
 
 def too_long(path: Path) -> list[str]:
-    """What in this file is over its limit."""
+    """Return the module and the functions of this file that are over their limits."""
     text = path.read_text(encoding="utf-8")
     lines = len(text.splitlines())
     found = [f"{path}: {lines} lines, at most {MODULE_LINES}"] if lines > MODULE_LINES else []

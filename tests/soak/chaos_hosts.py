@@ -1,7 +1,7 @@
 """Asyncio functions that do everything wrong, for minutes: `python tests/soak/chaos_hosts.py --minutes 10`.
 
 Every fifth rollout or so runs one of `OFFENDERS`; the rest are well behaved. Everything must be delivered exactly once, no slot may
-be lost, and the bridge's report must name each offender for what it did, and nobody else. Exits with 1 if anything of that fails.
+be lost, and the bridge's report must name each offender with its misuse, and no other function. Exits with 1 if any of that fails.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ DEAF_S = 6.0
 BATCH = 8
 MiB = 2**20
 MORE_MIB = 8
-"""How much memory may grow after a fifth of the run: what was delivered is remembered here, a fifth of a kilobyte for each group."""
+"""Most growth of memory after a fifth of the run: this script remembers a fifth of a kilobyte for each delivered group."""
 
 
 async def forever() -> None:
@@ -41,7 +41,7 @@ async def forever() -> None:
 
 
 async def answer(rollout: Any) -> Any:
-    """What all of them do when they do it right."""
+    """Do a rollout correctly."""
     return rollout.finish([await rollout.generate(rollout.input)])
 
 
@@ -95,7 +95,7 @@ async def exits(prompt: Prompt, rollout: Any) -> Any:
 
 
 async def crashes_behind(prompt: Prompt, rollout: Any) -> Any:
-    """A callback of it raises where nobody sees it."""
+    """Leave a callback that raises on the loop."""
     asyncio.get_running_loop().call_soon(lambda: 1 // 0)
     return await answer(rollout)
 
@@ -121,7 +121,7 @@ async def score(trajectory: Any) -> float:
 
 @attrs.define
 class Run:
-    """What was done, and what came back."""
+    """The calls that were made, and their results."""
 
     rng: random.Random
     until: float
@@ -164,7 +164,7 @@ class Run:
                     click.echo(f"{len(self.delivered)} groups delivered, {self.resident[-1]} MiB")
 
     def complaints(self, report: BridgeStatistics, engine: RolloutEngine) -> Iterator[str]:
-        """What is not as it must be."""
+        """Return the conditions that do not hold."""
         now = engine.statistics()
         if set(self.delivered.values()) - {1} or len(self.delivered) != self.made:
             yield f"{self.made} groups made, {len(self.delivered)} delivered, {self.delivered.total()} times"
@@ -182,7 +182,7 @@ class Run:
                 yield f"{fn.__name__} ran {self.called[fn.__name__]} times and is not named as {kind.value}"
         for kind, names in report.offences.items():
             innocent = [name for name in names if name.rpartition(".")[2] in {"well_behaved", "score", "hangs"}]
-            # While somebody blocks the loop, or the machine is busy, a call can't heed its cancellation: whom that hits is chance.
+            # While a function blocks the loop, or the machine is busy, a call can't heed its cancellation: whom that hits is chance.
             if innocent and kind not in {Offence.BLOCKED, Offence.ABANDONED}:
                 yield f"{innocent} are named as {kind.value} and did nothing"
 

@@ -80,7 +80,7 @@ class Host:
 
 @attrs.define
 class Tally:
-    """What happened."""
+    """The counts of a run."""
 
     counts: Counter[str] = attrs.field(factory=Counter)
     delivered: list[str] = attrs.field(factory=list)
@@ -89,7 +89,7 @@ class Tally:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different."""
+    """Return different ports without a listener."""
     taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [listener.getsockname()[1] for listener in taken]
     for listener in taken:
@@ -137,7 +137,7 @@ async def trouble(hosts: Sequence[Host], draw: random.Random, tally: Tally) -> N
 
 
 async def running_on(client: httpx.AsyncClient, host: Host) -> int | None:
-    """How many requests the server runs or has waiting; None if it does not answer."""
+    """Return the number of requests that the server runs or has waiting; None if it does not answer."""
     try:
         loads = (await client.get(f"{host.url}/v1/loads")).json()["loads"]
     except (httpx.HTTPError, ValueError):
