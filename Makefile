@@ -1,5 +1,5 @@
-# Everything a contributor runs. Needs Python 3.11 with venv, git, make and a C compiler; .venv is made on first use and
-# brought up to date whenever pyproject.toml or a C file changes.
+# The commands of a contributor. They need Python 3.11 with venv, git, make and a C compiler. .venv is made on first use, and
+# updated when pyproject.toml or a C file changes.
 
 PYTHON ?= python3.11
 PYTEST_ARGS ?=
@@ -19,12 +19,12 @@ setup: .venv/.installed
 demo: setup
 	$(BIN)/python examples/tiny_rl.py --out runs/demo
 
-# Two processes: 12 minutes on two cores. A sweep of 300 whole engines and 4,000 cancel points is a half of that; what it saw
-# is printed at the end, and fails if one of the interesting states was never seen.
+# Two processes: 12 minutes on two cores. Half of that is a sweep of 300 whole engines and 4,000 cancel points. The sweep
+# prints the states that it met, and fails if it never met one of the interesting ones.
 test: setup
 	$(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
-# The long versions: SEEDS whole engines, a million groups, a million sessions. On real sockets for half an hour:
+# The long versions: SEEDS whole engines, a million groups, a million sessions. For half an hour on real sockets, run
 # $(BIN)/python tests/soak/failing_servers.py --minutes 30
 SEEDS ?= 2000
 soak: setup
@@ -34,20 +34,20 @@ soak: setup
 mutate: setup
 	$(BIN)/python tests/mutations/run.py
 
-# Engines with a ledger, killed at 200 random moments and looked at after each (two minutes). And `trio-rollout run`, killed
-# every 5 to 15 s until a file is finished: $(BIN)/python -m tests.kill.kill_run, 20 minutes.
+# Engines with a ledger, killed at 200 random moments and checked after each (two minutes). To kill `trio-rollout run` every
+# 5 to 15 s until a file is finished (20 minutes), run $(BIN)/python -m tests.kill.kill_run
 test-kill: setup
 	$(BIN)/python -m tests.kill --cycles 200
 
-# It takes a third of a second for each file, so it looks at those with something async only, and at several at once.
-# ASYNC114 wants a list of every function used with nursery.start; it only helps in hand-written __aenter__ methods, which
-# we do not write. ASYNC910 to 912 demand a checkpoint on every path: a port whose simple version returns at once (no ledger,
+# flake8-async takes a third of a second for each file, so it checks only files with async code, several at once.
+# ASYNC114 wants a list of every function used with nursery.start; it helps only in hand-written __aenter__ methods, and there
+# are none. ASYNC910 to 912 demand a checkpoint on every path. A port whose simple version returns at once (no ledger,
 # no reward) and a hot path that must not yield have none by design, and Trio itself fails these rules.
 FLAKE8_ASYNC := git grep -l async -- 'trio_rollout/*.py' 'compat/*.py' 'examples/*.py' \
 	| xargs -P 4 -n 12 $(BIN)/flake8-async --enable ASYNC1,ASYNC2,ASYNC9 --disable ASYNC114,ASYNC910,ASYNC911,ASYNC912
 
 # Every benchmark in its quick mode, to see that it works: tables on the terminal, JSON and plots in benchmarks/results.
-# What they measure, and the last full results: benchmarks/README.md.
+# benchmarks/README.md explains them and has the last full results.
 bench: setup
 	$(BIN)/python benchmarks/run_all.py --quick
 
@@ -55,8 +55,8 @@ bench: setup
 bench-full: setup
 	$(BIN)/python benchmarks/run_all.py
 
-# The linters, the types (mypy for the code, pyright for what users import; it finds the package through PATH), and the
-# tests that read the source: layers, sizes, public names, clean text.
+# The linters, the types (mypy for the code, pyright for the public API; pyright finds the package through PATH), and the
+# tests that read the source: imports, sizes, public names, documents, language.
 check: setup
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
@@ -74,14 +74,14 @@ format: setup
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/ruff check --fix $(CODE)
 
-# A real SGLang 0.5.23 on the CPU with a tiny random model: 3 GB, some minutes to install, two to start.
+# A real SGLang 0.5.23 on the CPU with a tiny random model: 3 GB, some minutes to install, two minutes to start.
 setup-sglang: setup
 	tests/real_sglang/setup.sh .venv-sglang $(PYTHON)
 
 test-sglang: setup-sglang
 	$(BIN)/pytest -m real_sglang $(PYTEST_ARGS)
 
-# Real agents, run offline against the tiny server. Those that come from npm are left out where it does not have them.
+# Real agents, run offline against the tiny server. Agents that npm cannot install are left out.
 setup-agents: setup
 	test -x .venv-agents/bin/mini || { $(PYTHON) -m venv .venv-agents && .venv-agents/bin/pip install --quiet mini-swe-agent; }
 	npm install --silent --no-audit --no-fund --prefix .venv-agents/npm @openai/codex @anthropic-ai/claude-code \
