@@ -10,10 +10,16 @@ PAGE = Path(__file__).with_name("lifecycles.md")
 
 
 def diagram(transitions: Mapping[enum.Enum, Mapping[enum.Enum, enum.Enum]], first: enum.Enum, entered: str) -> str:
-    """Return a table of states and events as a mermaid state diagram; a state without events is an end."""
+    """Return a table of states and events as a mermaid state diagram.
+
+    Events with the same effect share an arrow; events that change no state are left out. A state without events is an end.
+    """
     lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {first.value}: {entered}"]
     for state, events in transitions.items():
-        lines += [f"    {state.value} --> {after.value}: {event.value}" for event, after in events.items()]
+        for after in dict.fromkeys(events.values()):
+            labels = [event.value for event, then in events.items() if then is after]
+            if after is not state:
+                lines.append(f"    {state.value} --> {after.value}: {', '.join(labels)}")
         if not events:
             lines.append(f"    {state.value} --> [*]")
     return "\n".join([*lines, "```"])
