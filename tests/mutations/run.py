@@ -37,7 +37,7 @@ def copy_of_the_project(to: Path) -> None:
 
 
 def survives(patch: Path) -> str | None:
-    """Why the mutation was not caught; None if it was."""
+    """Return the reason why the mutation was not caught; None if it was."""
     tests = tests_of(patch)
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         copy_of_the_project(Path(folder))

@@ -14,15 +14,15 @@ THRESHOLD = 0.05
 
 
 def parse_a_huge_answer(seen: Callable[[], bool]) -> None:
-    """The culprit: blocks without yielding, at least until it was seen. On a busy machine whoever looks has to wait for a turn."""
+    """The culprit: blocks without yielding, at least until it was seen. On a busy machine the sampler has to wait for a turn."""
     began = time.perf_counter()
     while (lasted := time.perf_counter() - began) < 4 * THRESHOLD or not seen():
-        assert lasted < 60, "nobody has seen it"
+        assert lasted < 60, "it was never seen"
         time.sleep(0.001)
 
 
 def looks(caplog: pytest.LogCaptureFixture) -> int:
-    """How often the sampler has told of the culprit."""
+    """Return the number of the sampler's reports of the culprit."""
     told = [record.getMessage() for record in caplog.records]
     return sum("blocks the event loop" in line and "parse_a_huge_answer" in line for line in told)
 

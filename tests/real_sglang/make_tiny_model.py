@@ -1,4 +1,4 @@
-"""Write a Qwen2 model with random weights and a tokenizer of its own: what a real SGLang serves in the tests.
+"""Write a Qwen2 model with random weights and a new tokenizer, which a real SGLang serves in the tests.
 
 ``python make_tiny_model.py DIRECTORY SEED`` with the Python of SGLang's environment. Models of two seeds have one shape
 and one tokenizer, so that a weight update can go from one to the other.

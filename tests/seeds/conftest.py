@@ -21,7 +21,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def quiet():
-    """What the engine says about drawn troubles fills gigabytes."""
+    """Silence the engine, whose words about drawn troubles fill gigabytes."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -44,7 +44,7 @@ class Together:
 
     @property
     def unseen(self) -> list[str]:
-        """What was required and never happened. Only a whole sweep can say so."""
+        """Return the required states that no run met; empty unless the sweep was whole."""
         return [name for name in REQUIRED if not self.seen[name]] if self.parts == PARTS else []
 
     @pytest.hookimpl(trylast=True)

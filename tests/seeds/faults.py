@@ -1,4 +1,4 @@
-"""What can go wrong in a world of ``whole_world``: faults of hosts, of single requests, of the user's code."""
+"""The faults in a world of ``whole_world``: faults of hosts, of single requests, of the user's code."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ ANSWERS: dict[str, Callable[[], Fault | Reply]] = {
     "answer: 503": lambda: Reply(status=503, body={"error": {"message": "queue full"}}, headers={"retry-after": "2"}),
     "answer: 429": lambda: Reply(status=429, body={"error": {"message": "slow down"}}),
     "answer: 400": lambda: Reply(status=400, body={"error": {"message": "drawn refusal"}}),
-    "answer: aborted by somebody else": Reply,
+    "answer: aborted by another client": Reply,
 }
 CONTROL = {
     "abort lost": ("/abort_request", Fault.IGNORE),
@@ -68,7 +68,7 @@ class Faulty:
         return name
 
     async def user(self, what: str) -> None:
-        """Strike user code: raise, or hang until somebody cancels."""
+        """Strike user code: raise, or hang until cancelled."""
         name = self.strikes(f"{what} raises", f"{what} hangs")
         if name == f"{what} raises":
             raise RuntimeError(f"drawn: {name}")
@@ -83,7 +83,7 @@ class Faulty:
                 name = self.strikes(*(name for name, (path, _) in CONTROL.items() if path == seen.path))
                 return CONTROL[name][1] if name else None
             name = self.strikes(*ANSWERS)
-            if name == "answer: aborted by somebody else":
+            if name == "answer: aborted by another client":
                 self.fakes[url].abort("", everything=True)
                 name = None
             made = ANSWERS[name]() if name else None

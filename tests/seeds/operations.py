@@ -1,4 +1,4 @@
-"""What may be cancelled at any of its steps: each public operation of a small engine over two fake servers.
+"""Operations to be cancelled at any of their steps: each public operation of a small engine over two fake servers.
 
 ``OPERATIONS`` are run inside an armed scope, on an engine that then goes on as if nothing had happened; ``WHOLE`` are cancelled
 together with the engine, its servers and its ledger.
@@ -119,7 +119,7 @@ WHOLE = ("whole engine", "whole engine with a ledger")
 
 
 async def finish(scene: Scene) -> None:
-    """What the engine still has to do."""
+    """Consume the rest of the run, and keep its failure."""
     try:
         await consume(scene)
     except RolloutError as error:

@@ -31,7 +31,7 @@ VARIANTS = {
 
 @attrs.define(eq=False)
 class State:
-    """What a run leaves behind."""
+    """The things that a run leaves behind."""
 
     world: SimWorld
     story: Story = attrs.field(factory=lambda: Story(Noting(COUNT)))

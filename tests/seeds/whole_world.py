@@ -57,7 +57,7 @@ class Noting(IterableSource):
 
 @attrs.define(eq=False)
 class Story:
-    """What happened to whom."""
+    """The events of a run, and the groups that they happened to."""
 
     source: Noting = attrs.field(factory=Noting)
     delivered: list[str] = attrs.field(factory=list)
@@ -295,7 +295,7 @@ async def _drain(world: SimWorld, engine: RolloutEngine, story: Story) -> None:
 
 
 def _note(world: SimWorld, engine: RolloutEngine) -> None:
-    """What the engine's own counts saw."""
+    """Note the states that the engine's own counts show."""
     now = engine.statistics()
     for cause, count in now.requeues.items():
         world.sometimes(f"requeued: {cause.value}", count)
