@@ -7,17 +7,17 @@ from typing import TypeAlias, final
 import attrs
 import trio
 
-from ._connection import Connection, HttpRequest
+from .._http.server import ClientGone, ServerConnection
+from .._http.server_reader import Request as HttpRequest
 from ._control import Control
-from ._frontend import ClientGone
 from ._generate import Generate
 from ._identity import Identity
 from ._refusal import Refusal
 
 _LOGGER = logging.getLogger("trio_rollout.tiny")
-_TEXT = b"text/plain; charset=utf-8"
+_TEXT = "text/plain; charset=utf-8"
 
-Handler: TypeAlias = Callable[[Connection, HttpRequest], Awaitable[None]]
+Handler: TypeAlias = Callable[[ServerConnection, HttpRequest], Awaitable[None]]
 Routes: TypeAlias = Mapping[str, tuple[frozenset[str], Handler]]
 
 _GET = frozenset({"GET", "HEAD"})
@@ -66,11 +66,8 @@ class App:
             "/": (_GET, self._root),
         }
 
-    async def answer(self, connection: Connection, request: HttpRequest) -> None:
+    async def answer(self, connection: ServerConnection, request: HttpRequest) -> None:
         """Answer one request, whatever it is."""
-        if not request.method:
-            await connection.reply(400, b"Invalid HTTP request received.", _TEXT)
-            return
         methods, handler = self._routes.get(request.path, (frozenset[str](), self._root))
         if not methods:
             await connection.reply_json(404, {"detail": "Not Found"})
@@ -79,11 +76,11 @@ class App:
         else:
             await self._guarded(handler, connection, request)
 
-    async def _guarded(self, handler: Handler, connection: Connection, request: HttpRequest) -> None:
+    async def _guarded(self, handler: Handler, connection: ServerConnection, request: HttpRequest) -> None:
         try:
             await handler(connection, request)
         except Refusal as refusal:
-            await connection.refuse(refusal)
+            await connection.reply_json(refusal.status, refusal.body)
         except (ClientGone, trio.BrokenResourceError, trio.ClosedResourceError):
             raise
         except Exception:
@@ -92,16 +89,16 @@ class App:
             _LOGGER.exception("%s %s failed", request.method, request.path)
             await connection.reply(500, b"Internal Server Error", _TEXT)
 
-    async def _model_info(self, connection: Connection, _request: HttpRequest) -> None:
+    async def _model_info(self, connection: ServerConnection, _request: HttpRequest) -> None:
         await connection.reply_json(200, self.identity.model_info(self.control.frontend.scheduler.version))
 
-    async def _server_info(self, connection: Connection, _request: HttpRequest) -> None:
+    async def _server_info(self, connection: ServerConnection, _request: HttpRequest) -> None:
         await connection.reply_json(200, self.identity.server_info(self.control.frontend))
 
-    async def _loads(self, connection: Connection, _request: HttpRequest) -> None:
+    async def _loads(self, connection: ServerConnection, _request: HttpRequest) -> None:
         await connection.reply_json(200, self.identity.loads(self.control.frontend))
 
-    async def _models(self, connection: Connection, _request: HttpRequest) -> None:
+    async def _models(self, connection: ServerConnection, _request: HttpRequest) -> None:
         name = self.identity.served_model_name
         longest = self.control.frontend.settings.context_length
         card = {
@@ -114,5 +111,5 @@ class App:
         }
         await connection.reply_json(200, {"object": "list", "data": [card]})
 
-    async def _root(self, connection: Connection, _request: HttpRequest) -> None:
+    async def _root(self, connection: ServerConnection, _request: HttpRequest) -> None:
         await connection.reply_json(200, "SGLang is running")

@@ -14,10 +14,11 @@ import attrs
 import msgspec
 import trio
 
+from .._http.server import ServerConnection
+from .._http.server_reader import Request as HttpRequest
 from .._util.time import wait_s
 from ._body import SamplingBody
 from ._call import Call, Item
-from ._connection import Connection, HttpRequest
 from ._frontend import Frontend
 from ._identity import Identity
 from ._model.model import TinyModel
@@ -99,7 +100,7 @@ def _call(action: Any, places: dict[str, int]) -> list[dict[str, Any]]:
 
 
 B = TypeVar("B", bound=msgspec.Struct)
-_TEXT = b"text/plain; charset=utf-8"
+_TEXT = "text/plain; charset=utf-8"
 _FLUSHED = (
     "Cache flushed.\nPlease check backend logs for more details. "
     "(When there are running or waiting requests, the operation will not be performed.)\n"
@@ -162,13 +163,13 @@ class Control:
     frontend: Frontend
     identity: Identity
 
-    async def abort(self, connection: Connection, request: HttpRequest) -> None:
+    async def abort(self, connection: ServerConnection, request: HttpRequest) -> None:
         """Abort one rid or all: always 200, at once, whatever happens."""
         body = decode(request, _Abort)
         self.frontend.abort(body.rid or "", everything=bool(body.abort_all))
         await connection.reply(200)
 
-    async def pause(self, connection: Connection, request: HttpRequest) -> None:
+    async def pause(self, connection: ServerConnection, request: HttpRequest) -> None:
         """Pause in mode abort, retract or in_place."""
         mode = decode(request, _Pause).mode
         if mode not in {"abort", "retract", "in_place"}:
@@ -176,13 +177,13 @@ class Control:
         await self.frontend.pause(mode=mode)
         await connection.reply_json(200, {"message": "Generation paused successfully.", "status": "ok"})
 
-    async def resume(self, connection: Connection, request: HttpRequest) -> None:
+    async def resume(self, connection: ServerConnection, request: HttpRequest) -> None:
         """Go on."""
         decode(request, _Continue)
         await self.frontend.resume()
         await connection.reply_json(200, {"message": "Generation continued successfully.", "status": "ok"})
 
-    async def flush(self, connection: Connection, request: HttpRequest) -> None:
+    async def flush(self, connection: ServerConnection, request: HttpRequest) -> None:
         """Flush the prefix cache."""
         try:
             patience = float(request.query.get("timeout", "0"))
@@ -191,7 +192,7 @@ class Control:
         failure = await self.frontend.flush(max(patience, 0.0))
         await connection.reply(400 if failure else 200, (failure or _FLUSHED).encode(), _TEXT)
 
-    async def update_from_disk(self, connection: Connection, request: HttpRequest) -> None:
+    async def update_from_disk(self, connection: ServerConnection, request: HttpRequest) -> None:
         """Load weights: at once when paused, else when nothing is in flight; new requests queue behind it."""
         body = decode(request, _FromDisk)
         if body.abort_all_requests:
@@ -213,7 +214,7 @@ class Control:
         tail = "" if body.weight_version is None else f" Weight version updated to {body.weight_version}."
         return True, "Succeeded to update model weights." + tail
 
-    async def update_version(self, connection: Connection, request: HttpRequest) -> None:
+    async def update_version(self, connection: ServerConnection, request: HttpRequest) -> None:
         """Name the weights anew; aborts everything unless told not to."""
         body = decode(request, _Version)
         if body.abort_all_requests:
@@ -223,12 +224,12 @@ class Control:
         answer = {"success": True, "message": f"Weight version updated to {version}", "new_version": version}
         await connection.reply_json(200, answer)
 
-    async def nothing(self, connection: Connection, request: HttpRequest) -> None:
+    async def nothing(self, connection: ServerConnection, request: HttpRequest) -> None:
         """Memory calls: nothing to do, as on a CPU."""
         del request
         await connection.reply_json(200, None)
 
-    async def parse_function_call(self, connection: Connection, request: HttpRequest) -> None:
+    async def parse_function_call(self, connection: ServerConnection, request: HttpRequest) -> None:
         """Find tool calls in a text. The parser's name must be given, as ``/model_info`` says it.
 
         Raises:
@@ -240,7 +241,7 @@ class Control:
             raise ValueError(f"Unsupported tool_call_parser: {body.tool_call_parser}")
         await connection.reply_json(200, parse_tool_calls(body.text, body.tools))
 
-    async def separate_reasoning(self, connection: Connection, request: HttpRequest) -> None:
+    async def separate_reasoning(self, connection: ServerConnection, request: HttpRequest) -> None:
         """Take the thoughts out of a text. The parser's name must be given, as ``/model_info`` says it.
 
         Raises:
@@ -253,22 +254,22 @@ class Control:
         inside = REASONING_PARSERS[body.reasoning_parser]
         await connection.reply_json(200, separate_reasoning(body.text, begins_inside=inside))
 
-    async def slow_down(self, connection: Connection, request: HttpRequest) -> None:
+    async def slow_down(self, connection: ServerConnection, request: HttpRequest) -> None:
         """Wait so many seconds after every step from now on."""
         self.frontend.step_delay = decode(request, _SlowDown).forward_sleep_time or 0.0
         await connection.reply_json(200, None)
 
-    async def ready(self, connection: Connection, request: HttpRequest) -> None:
+    async def ready(self, connection: ServerConnection, request: HttpRequest) -> None:
         """Whether new requests are welcome: up, healthy, not paused."""
         del request
         await connection.reply(200 if self.identity.healthy and not self.frontend.paused else 503)
 
-    async def ping(self, connection: Connection, request: HttpRequest) -> None:
+    async def ping(self, connection: ServerConnection, request: HttpRequest) -> None:
         """Whether it is up and healthy, paused or not."""
         del request
         await connection.reply(200 if self.identity.healthy else 503)
 
-    async def health(self, connection: Connection, request: HttpRequest) -> None:
+    async def health(self, connection: ServerConnection, request: HttpRequest) -> None:
         """Generate one token and look once a second whether any came: 503 after ``health_timeout``, as when paused."""
         del request
         async with trio.open_nursery() as nursery:

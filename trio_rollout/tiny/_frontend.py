@@ -11,6 +11,7 @@ from typing import final
 import attrs
 import trio
 
+from .._http.server import ClientGone
 from .._util.condition import Condition
 from .._util.read_write_lock import ReadWriteLock
 from .._util.time import wait_s
@@ -20,10 +21,6 @@ from ._scheduler.registry import Live, Registry
 from ._scheduler.request import Request
 from ._scheduler.scheduler import Scheduler
 from ._settings import TinySettings
-
-
-class ClientGone(Exception):
-    """The client has closed its connection: there is nobody to answer."""
 
 
 @final

@@ -3,15 +3,19 @@
 from typing import Any, final
 
 import attrs
+import msgspec
 import trio
 
+from .._http.server import Emit, ServerConnection
+from .._http.server_reader import Request as HttpRequest
 from ._answers import Answers, Chunks
 from ._body import decode_generate
 from ._call import Call, unfold
-from ._connection import Connection, Emit, HttpRequest
 from ._frontend import Frontend
 from ._refusal import Refusal, unavailable
 from ._scheduler.request import Request
+
+_DONE = b"[DONE]"
 
 
 @final
@@ -22,7 +26,7 @@ class Generate:
     frontend: Frontend
     answers: Answers
 
-    async def __call__(self, connection: Connection, request: HttpRequest) -> None:
+    async def __call__(self, connection: ServerConnection, request: HttpRequest) -> None:
         """Answer one call.
 
         Raises:
@@ -37,7 +41,8 @@ class Generate:
                 try:
                     await self._stream(unfold(body, self.frontend.submission.new_rid), emit)
                 except Refusal as refusal:
-                    await emit(refusal.chunk)
+                    await emit(msgspec.json.encode(refusal.chunk))
+                await emit(_DONE)
 
             await connection.events(stream)
             return
@@ -61,7 +66,7 @@ class Generate:
                 for index, one in numbered:
                     chunk = one.next(trio.current_time())
                     if chunk is not None:
-                        await emit(chunk | {"index": index} if call.many else chunk)
+                        await emit(msgspec.json.encode(chunk | {"index": index} if call.many else chunk))
                 numbered = [(index, one) for index, one in numbered if not one.over]
 
 

@@ -17,13 +17,13 @@ from typing import final
 import attrs
 import trio
 
+from .._http.server import ServerConnection
 from .._util.ports import Ports
 from .._util.service import open_service
 from ..errors import ServerLost, SettingsError
 from ._answers import Answers
 from ._app import App
 from ._call import Submission
-from ._connection import Connection
 from ._control import Control
 from ._frontend import Frontend
 from ._generate import Generate
@@ -64,7 +64,7 @@ class TinyServer:
     """What it died of, unless it was killed."""
     _nursery: trio.Nursery = attrs.field(alias="nursery")
     _scope: trio.CancelScope = attrs.field(alias="scope")
-    _connections: set[Connection] = attrs.field(factory=set, init=False)
+    _connections: set[ServerConnection] = attrs.field(factory=set, init=False)
 
     def __repr__(self) -> str:
         state = "dead" if self.dead.is_set() else "alive"
@@ -117,10 +117,11 @@ class TinyServer:
 
     async def serve(self, stream: trio.abc.Stream) -> None:
         """Serve one client until its connection ends; for whoever brings a nursery of its own."""
-        connection = Connection(stream)
+        connection = ServerConnection(stream)
         self._connections.add(connection)
         try:
-            await connection.serve(self.app.answer)
+            async with stream:
+                await connection.serve(self.app.answer)
         except Exception:
             _LOGGER.exception("a connection ended with an error")
         finally:

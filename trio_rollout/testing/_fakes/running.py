@@ -9,7 +9,9 @@ from typing import Any, Final
 import attrs
 import trio
 
-from .http import head_of, reset
+from ..._http.answer import EVENT_STREAM_HEADERS, LAST_CHUNK, answer_head, chunk, event
+from ..._http.server import ServerConnection
+from .http import reset
 from .plan import Fault, Run
 
 
@@ -111,19 +113,22 @@ def _damage(meta: dict[str, Any], fault: Fault) -> None:
             pass
 
 
-_DONE: Final = b"data: [DONE]\n\n"
+_DONE: Final = event(b"[DONE]")
 _HALF_WAY: Final = {Fault.RESET_IN_BODY, Fault.SHORT_BODY, Fault.SHORT_CHUNKED, Fault.HANG_IN_BODY}
 
 
 def _event(value: object) -> bytes:
-    return b"data: %b\n\n" % json.dumps(value).encode()
+    return event(json.dumps(value).encode())
 
 
 class EventStream:
     """One streamed answer on its way. ``incremental``: each event has only what is new."""
 
-    def __init__(self, stream: trio.abc.Stream, running: Running, *, incremental: bool, fault: Fault | None) -> None:
-        self._stream = stream
+    def __init__(
+        self, connection: ServerConnection, running: Running, *, incremental: bool, fault: Fault | None
+    ) -> None:
+        self._connection = connection
+        self._stream = connection.stream
         self._running = running
         self._incremental = incremental
         self._fault = fault
@@ -131,12 +136,11 @@ class EventStream:
 
     async def begin(self, version: str) -> None:
         """Send the head, and an event for each token that there is at once."""
-        headers = {"content-type": "text/event-stream; charset=utf-8", "transfer-encoding": "chunked"}
-        await self._stream.send_all(head_of(200, headers))
+        await self._stream.send_all(answer_head(200, EVENT_STREAM_HEADERS))
         await self._tokens(self._running.so_far, version)
 
-    async def end(self, version: str) -> bool:
-        """Send the remaining tokens, the last event and the end; whether the connection may carry another request."""
+    async def end(self, version: str) -> None:
+        """Send the remaining tokens, the last event and the end, or what the fault leaves of them."""
         count = self._running.so_far if self._running.aborted else self._running.wanted
         if self._fault in _HALF_WAY:
             await self._tokens(count // 2, version)
@@ -144,14 +148,14 @@ class EventStream:
                 await trio.sleep_forever()
             if self._fault is Fault.RESET_IN_BODY:
                 await reset(self._stream)
-            return False
+            self._connection.keep_open = False
+            return
         await self._tokens(count - 1, version)
         last = _event(self._running.answer(version, self._fault, since=self._since))
         await self._chunk(last[:-20] + b"\n\n" if self._fault is Fault.MALFORMED_JSON else last)
         if self._fault is not Fault.NO_DONE:
             await self._chunk(_DONE)
-        await self._stream.send_all(b"0\r\n\r\n")
-        return True
+        await self._stream.send_all(LAST_CHUNK)
 
     @property
     def _since(self) -> int:
@@ -166,4 +170,4 @@ class EventStream:
         # In two pieces: an event does not arrive as it was sent.
         middle = len(data) // 2
         for piece in (data[:middle], data[middle:]):
-            await self._stream.send_all(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await self._stream.send_all(chunk(piece))

@@ -17,14 +17,17 @@ import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, final
+from functools import partial
+from typing import Any, final
 
 import attrs
 import trio
 
+from ..._http.server import ServerConnection
+from ..._http.server_reader import Request as HttpRequest
 from ..._util.condition import Condition
 from ..._util.service import open_service
-from .http import HttpRequest, NotHttp, RequestReader, reset, send_answer
+from .http import reset, send_answer
 from .plan import Action, Fault, Plan, Reply, Run, Seen, action_of
 from .running import EventStream, Running
 
@@ -150,12 +153,7 @@ class FakeSGLang:
         self._notify()
         try:
             with scope:
-                reader = RequestReader(stream)
-                while (request := await reader.next()) is not None:
-                    if not await self._respond(stream, reader, request, number):
-                        break
-        except* (trio.BrokenResourceError, trio.ClosedResourceError, NotHttp):
-            pass  # the client left, or a test spoke nonsense
+                await ServerConnection(stream).serve(partial(self._respond, number))
         finally:
             del self._scopes[number]
             self._notify()
@@ -163,13 +161,30 @@ class FakeSGLang:
                 await reset(stream)  # noqa: ASYNC102  closes without waiting for anybody
             await trio.aclose_forcefully(stream)  # noqa: ASYNC102  made for this place
 
-    async def _respond(self, stream: trio.abc.Stream, reader: RequestReader, request: HttpRequest, number: int) -> bool:
+    async def _respond(self, number: int, connection: ServerConnection, request: HttpRequest) -> None:
         try:
             body = json.loads(request.body or b"{}")
         except ValueError:
-            return await self._send(
-                stream, reader, Reply(status=400, body={"object": "error", "message": "Invalid JSON"})
-            )
+            await self._send(connection, Reply(status=400, body={"object": "error", "message": "Invalid JSON"}))
+            return
+        seen = self._note(number, request, body)
+        action = action_of(self.plan, seen)
+        if isinstance(action, Reply):
+            await self._send(connection, action)
+        elif action is Fault.RESET:
+            await reset(connection.stream)
+        elif action is Fault.CLOSE:
+            connection.keep_open = False
+        elif seen.path == "/generate":
+            await self._generate(connection, seen, action)
+        elif action is Fault.HANG:
+            await connection.gone.wait()
+        else:
+            reply = Reply() if action is Fault.IGNORE else control(self, seen.path, seen.body)
+            self._notify()
+            await self._send(connection, reply, action if isinstance(action, Fault) else None)
+
+    def _note(self, number: int, request: HttpRequest, body: object) -> Seen:
         path = request.path.removeprefix(self.prefix)
         rid = body.get("rid") if isinstance(body, dict) else None
         seen = Seen(
@@ -177,67 +192,57 @@ class FakeSGLang:
             number=self._counts[path],
             rid=rid if isinstance(rid, str) else None,
             body=body if isinstance(body, dict) else {},
-            headers=request.headers,
+            headers={name.decode("latin-1").lower(): value.decode("latin-1") for name, value in request.headers},
             connection=number,
             time=trio.current_time(),
         )
         self._counts[path] += 1
         self.seen.append(seen)
         self._notify()
-        action = action_of(self.plan, seen)
-        if isinstance(action, Reply):
-            return await self._send(stream, reader, action)
-        if action in {Fault.RESET, Fault.CLOSE}:
-            if action is Fault.RESET:
-                await reset(stream)
-            return False
-        if path == "/generate":
-            return await self._generate(stream, reader, seen, action) and request.keep_alive
-        fault = action if isinstance(action, Fault) else None
-        if fault is Fault.HANG:
-            await reader.wait_closed()
-            return False
-        reply = Reply() if fault is Fault.IGNORE else control(self, path, seen.body)
-        self._notify()
-        return await self._send(stream, reader, reply, fault) and request.keep_alive
+        return seen
 
-    async def _send(
-        self, stream: trio.abc.Stream, reader: RequestReader, reply: Reply, fault: Fault | None = None
-    ) -> bool:
+    async def _send(self, connection: ServerConnection, reply: Reply, fault: Fault | None = None) -> None:
         body = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
-        return await send_answer(
-            stream, reader, body, fault, status=reply.status, headers=reply.headers, drip_s=self.drip_s
-        )
+        await send_answer(connection, body, fault, status=reply.status, headers=reply.headers, drip_s=self.drip_s)
 
-    async def _generate(self, stream: trio.abc.Stream, reader: RequestReader, seen: Seen, action: Action) -> bool:
+    async def _generate(self, connection: ServerConnection, seen: Seen, action: Action) -> None:
         running = self._admit(seen, action)
         if isinstance(running, Reply):
-            return await self._send(stream, reader, running)
+            await self._send(connection, running)
+            return
         fault = action.fault if isinstance(action, Run) else action if isinstance(action, Fault) else None
-        events = EventStream(stream, running, incremental=self.incremental, fault=fault)
+        events = EventStream(connection, running, incremental=self.incremental, fault=fault)
         streamed = events if seen.body.get("stream") is True else None
         self._running[running.rid] = running
         self._notify()
-        left = True
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._drop_after_disconnect, reader, running, nursery.cancel_scope)
-                with running.scope:
-                    await self._run(running, fault, streamed)
-                running.aborted = running.scope.cancelled_caught
-                left = False
-                nursery.cancel_scope.cancel()
+            left = await self._run_until_disconnect(connection, running, fault, streamed)
         finally:
             del self._running[running.rid]
             self._notify()
         if left:
-            return False
-        if streamed is not None:
-            return await streamed.end(self._version)
-        body = json.dumps(running.answer(self._version, fault)).encode()
-        if fault is Fault.MALFORMED_JSON:
-            body = body[:-9]
-        return await send_answer(stream, reader, body, fault, drip_s=self.drip_s)
+            connection.keep_open = False
+        elif streamed is not None:
+            await streamed.end(self._version)
+        else:
+            body = json.dumps(running.answer(self._version, fault)).encode()
+            if fault is Fault.MALFORMED_JSON:
+                body = body[:-9]
+            await send_answer(connection, body, fault, drip_s=self.drip_s)
+
+    async def _run_until_disconnect(
+        self, connection: ServerConnection, running: Running, fault: Fault | None, streamed: EventStream | None
+    ) -> bool:
+        """Run the request; True if it was dropped because its client has left."""
+        left = True
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._drop_after_disconnect, connection, running, nursery.cancel_scope)
+            with running.scope:
+                await self._run(running, fault, streamed)
+            running.aborted = running.scope.cancelled_caught
+            left = False
+            nursery.cancel_scope.cancel()
+        return left
 
     def _admit(self, seen: Seen, action: Action) -> Running | Reply:
         ids, text = seen.body.get("input_ids"), seen.body.get("text")
@@ -270,8 +275,10 @@ class FakeSGLang:
         while self._continued is not None:
             await self._continued.wait()
 
-    async def _drop_after_disconnect(self, reader: RequestReader, running: Running, scope: trio.CancelScope) -> None:
-        await reader.wait_closed()
+    async def _drop_after_disconnect(
+        self, connection: ServerConnection, running: Running, scope: trio.CancelScope
+    ) -> None:
+        await connection.gone.wait()
         if not running.parked:
             with trio.move_on_after(self.disconnect_s):
                 await trio.sleep_forever()
@@ -294,11 +301,7 @@ async def open_fake_sglang(
         yield fake
 
 
-if TYPE_CHECKING:
-    pass
-
-
-def control(fake: "FakeSGLang", path: str, body: Mapping[str, object]) -> Reply:
+def control(fake: FakeSGLang, path: str, body: Mapping[str, object]) -> Reply:
     """Do what a control call asks for, and answer it."""
     match path:
         case "/abort_request":
@@ -319,7 +322,7 @@ def control(fake: "FakeSGLang", path: str, body: Mapping[str, object]) -> Reply:
     return Reply() if path == "/abort_request" else Reply(body={"status": "ok", "success": True})
 
 
-def _info(fake: "FakeSGLang", path: str) -> Reply:
+def _info(fake: FakeSGLang, path: str) -> Reply:
     match path:
         case "/ready" | "/ping":
             return Reply(status=503 if fake.paused and path == "/ready" else 200)
