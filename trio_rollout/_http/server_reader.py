@@ -30,7 +30,7 @@ _BLANK_LINE: Final = b"\r\n\r\n"
 _ANY_LENGTH: Final = 1 << 63
 
 
-class BadRequest(Exception):
+class BadRequest(ValueError):
     """The client sent something that is not an HTTP/1.1 request, or is longer than allowed."""
 
     def __init__(self, message: str, *, status: int = HTTPStatus.BAD_REQUEST) -> None:
@@ -120,6 +120,8 @@ class _Parts:
         method = self.parser.get_method().decode("ascii")
         keep_alive = self.parser.should_keep_alive() and method != "CONNECT"
         self.request = Request(method, self._target, self._headers, keep_alive)
+        if self.parser.should_upgrade() and method != "CONNECT":
+            self._check_offer(self.request)
         self.in_head, self.quiet = False, 0
 
     def on_body(self, data: bytes) -> None:
@@ -136,6 +138,14 @@ class _Parts:
         self.done.append(self.request)
         self.ended = not self.request.keep_alive
         self.request, self.quiet, self.expects_continue = None, 0, False
+
+    def _check_offer(self, request: Request) -> None:
+        """Refuse a body behind the offer of another protocol: httptools takes it for bytes of that protocol.
+
+        Seen in fuzzing: the body was read as the next request.
+        """
+        if request.header(b"transfer-encoding") is not None or request.header(b"content-length") not in {None, "0"}:
+            self.refuse("a body in a request that offers another protocol", HTTPStatus.BAD_REQUEST)
 
     def check_head(self, size: int) -> None:
         """Refuse a head, or the framing between two bytes of a body, of so many bytes if that is too long."""
@@ -221,7 +231,7 @@ class RequestReader:
                 parts.check_head(parts.quiet)
         except httptools.HttpParserUpgrade as upgrade:
             # No other protocol is spoken here: the client goes on with HTTP/1.1, unless this was a CONNECT.
-            parts.parser, rest = httptools.HttpRequestParser(parts), data[upgrade.args[0] :]
+            rest = data[upgrade.args[0] :]
         except (httptools.HttpParserError, BadRequest) as error:
             if not parts.ended:  # after ``connection: close`` httptools takes any byte for an error
                 self.refuse(parts.refusal or BadRequest(str(error)))
@@ -254,7 +264,7 @@ def split_head(data: bytes, *, limit: int = REQUEST_HEAD_LIMIT) -> tuple[Request
     except httptools.HttpParserUpgrade:
         pass  # a CONNECT, or the offer of another protocol
     except httptools.HttpParserError as error:
-        raise BadRequest(str(error)) from error
+        raise (parts.refusal or BadRequest(str(error))) from error
     finally:
         parts.parser = None
     request = parts.done[0] if parts.done else parts.request

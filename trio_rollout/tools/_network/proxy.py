@@ -1,7 +1,7 @@
 """A small forward proxy: one request a connection, checked, then bytes both ways. HTTP/1.1 on the loopback interface.
 
-It speaks CONNECT, for TLS, and absolute-form requests, for plain HTTP. The head is parsed by httptools; what follows it is
-not looked at, and goes to the server that was checked and nowhere else.
+It speaks CONNECT, for TLS, and absolute-form requests, for plain HTTP. What follows the head is not looked at, and goes to
+the server that was checked and nowhere else.
 """
 
 import base64
@@ -13,12 +13,12 @@ from typing import TypeAlias, final
 from urllib.parse import urlsplit
 
 import attrs
-import httptools
 import trio
+
+from ..._http import server_reader
 
 _log = logging.getLogger("trio_rollout.tools")
 
-_LONGEST_HEAD = 64 << 10  # more than any client sends; the parser itself has no limit
 _HEAD_TIME = 10.0
 _CONNECT_TIME = 30.0
 _TLS_PORT, _PLAIN_PORT = 443, 80
@@ -42,29 +42,15 @@ class Request:
     """The head of a request to the proxy.
 
     Raises:
-      ValueError: it is none.
+      ValueError: the request names no host that can be reached.
 
     """
 
-    def __init__(self, head: bytes) -> None:
-        self._url = b""
-        self.headers: list[tuple[bytes, bytes]] = []
-        parser = httptools.HttpRequestParser(self)
-        with suppress(httptools.HttpParserUpgrade):  # which is how it says CONNECT
-            try:
-                parser.feed_data(head)
-            except httptools.HttpParserError as error:
-                raise ValueError(str(error)) from error
-        self.method: bytes = parser.get_method()
+    def __init__(self, head: server_reader.Request) -> None:
+        self._url = head.target
+        self.headers = head.headers
+        self.method = head.method.encode("ascii")
         self.target = self._target()
-
-    def on_url(self, url: bytes) -> None:
-        """The parser's: a piece of the request target."""
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """The parser's: one header."""
-        self.headers.append((name, value))
 
     @property
     def is_tunnel(self) -> bool:
@@ -110,8 +96,7 @@ async def serve_proxy_connection(stream: trio.SocketStream, check: Check) -> Non
 async def _serve(stream: trio.SocketStream, check: Check) -> None:
     try:
         with trio.fail_after(_HEAD_TIME):
-            head, rest = await _read_head(stream)
-        request = Request(head)
+            request, rest = await _read_head(stream)
         refusal = check(request.token(), request.target)
     except (ValueError, trio.TooSlowError) as error:
         await _answer(stream, b"400 Bad Request", str(error))
@@ -140,16 +125,16 @@ async def _serve(stream: trio.SocketStream, check: Check) -> None:
             nursery.start_soon(_pump, server, stream, nursery.cancel_scope)
 
 
-async def _read_head(stream: trio.SocketStream) -> tuple[bytes, bytes]:
-    """The request's head with its empty line, and what came with it."""
-    await trio.lowlevel.checkpoint()
-    data = bytearray()
-    while (end := data.find(b"\r\n\r\n")) < 0:
+async def _read_head(stream: trio.SocketStream) -> tuple[Request, bytes]:
+    """Return the request, and what came behind its head."""
+    data = b""
+    while (found := server_reader.split_head(data)) is None:
         chunk = await stream.receive_some(8192)
-        if not chunk or len(data) > _LONGEST_HEAD:
-            raise ValueError(f"no request head within {_LONGEST_HEAD} bytes")
+        if not chunk:
+            raise ValueError(f"the connection ended after {len(data)} bytes of a request head")
         data += chunk
-    return bytes(data[: end + 4]), bytes(data[end + 4 :])
+    head, rest = found
+    return Request(head), rest
 
 
 async def _answer(stream: trio.SocketStream, status: bytes, text: str) -> None:
