@@ -28,8 +28,8 @@ from trio_rollout._core.values import Group, Prompt, Segment, Trajectory, Versio
 from trio_rollout.ledger import BatchLimits, open_ledger
 from trio_rollout.ledger._codec import encode_group
 from trio_rollout.ledger._disk import RealDisk
-from trio_rollout.ledger._records import record_of
 from trio_rollout.ledger._store import Store, StoreLimits
+from trio_rollout.ledger._transaction import encode_transaction
 
 IDENTITY = RunIdentity(source="benchmark", samples_per_prompt=8)
 BYTES_A_TOKEN = 9  # id, log-prob, mask
@@ -137,8 +137,8 @@ def run_store(
     store.open()
     try:
         store.begin(IDENTITY)
-        store.commit([record_of([pulled(groups)])])
-        records = [[record_of([Ready(group=group)]) for group in part] for part in batches(groups, batch)]
+        store.commit([encode_transaction([pulled(groups)])])
+        records = [[encode_transaction([Ready(group=group)]) for group in part] for part in batches(groups, batch)]
         with clock.running():
             for part in records:
                 store.commit(part)

@@ -1,4 +1,4 @@
-"""Prompts, groups and a story: what the ledger's tests write down."""
+"""Prompts, groups and events for the ledger's tests."""
 
 from collections.abc import Iterator
 
@@ -94,7 +94,7 @@ def ready(number: int, attempt: int = 1, *, size: int = 0) -> Ready:
 
 
 def story(first: int = 0, step: int = 0) -> Iterator[list[list[Event]]]:
-    """Every kind of event, as batches of records. With small limits it fills, empties and deletes segments."""
+    """Yield batches of transactions with every kind of event. With small limits they fill, empty and delete segments."""
     a, b, c, d, e, f = range(first, first + 6)
     yield [[pulled(a, b, c, d)], [VersionChanged(version=step)]]
     yield [[ready(a)], [ready(b)], [requeued(c)]]

@@ -1,4 +1,4 @@
-"""What several tests of the ledger need."""
+"""Fixtures of the ledger's tests."""
 
 import sys
 
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def swallowed_by_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors that SQLite itself passes over, as those of tidying its log, have no caller; Python calls them unraisable."""
+    """Ignore errors that SQLite itself ignores, as of cleaning up its log: they have no caller, so Python reports them."""
     before = sys.unraisablehook
 
     def hook(unraisable) -> None:

@@ -1,6 +1,6 @@
-"""The process that test_kill kills: takes groups through their lives and writes down what it tries and what it was told.
+"""The process that test_kill kills: it takes groups through their lives and prints each write.
 
-A line ``> 17 ready 2`` before a record, ``< 17 ready 2`` when it was told that it is on disk.
+A line ``> 17 ready 2`` before a write, ``< 17 ready 2`` when the write is confirmed to be on disk.
 """
 
 import os
@@ -21,7 +21,7 @@ WORKERS = 6
 
 
 def size_of(number: int) -> int:
-    """Tokens of a group: every other one lies in a segment."""
+    """Return the tokens of a group: every other group is in a segment."""
     return 0 if number % 2 else 20_000
 
 
@@ -36,7 +36,7 @@ async def record(ledger: DiskLedger, number: int, state: str, attempt: int, even
 
 
 async def life(ledger: DiskLedger, rng: random.Random, number: int, state: str, attempt: int, step: int) -> None:
-    """Take a group from where it is to its end."""
+    """Take a group from its state to the end of its life."""
     if state == "new":
         await record(ledger, number, "waiting", 0, pulled(number))
         state = "waiting"
@@ -53,7 +53,7 @@ async def life(ledger: DiskLedger, rng: random.Random, number: int, state: str, 
 
 
 def left(found: Recovered) -> list[tuple[int, str, int, int]]:
-    """Number, state, attempt and step of what the last process left."""
+    """Return number, state, attempt and step of the groups that the last process left."""
     waiting = [(int(one.prompt.id), "waiting", one.attempt, int(one.prompt.id)) for one in found.unfinished]
     finished = [(int(one.id.prompt), "ready", one.attempt, int(one.id.prompt)) for one in found.ready]
     taken = [(int(one.id.prompt), "delivered", one.attempt, step) for step, groups in found.delivered for one in groups]

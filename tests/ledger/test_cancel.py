@@ -23,7 +23,7 @@ GROUPS = (0, 1, 2)
 
 @attrs.define(eq=False)
 class World:
-    """What the callers of one run believe; the disk is asked at its end."""
+    """The results that the callers of one run got, to be compared with its disk at the end."""
 
     disk: SimDisk
     written: set[str] = attrs.field(factory=set)
@@ -31,7 +31,7 @@ class World:
     failed: set[str] = attrs.field(factory=set)
 
     async def record(self, ledger: DiskLedger, name: str, *events: Event) -> bool:
-        """Record events and note what the caller was told."""
+        """Record events and note the result that the caller got."""
         try:
             await ledger.record(events)
         except trio.Cancelled:
@@ -44,7 +44,7 @@ class World:
         return True
 
     def remembered(self) -> Recovered:
-        """What is on disk after a power cut; unless a write failed, nothing depends on what was never synced."""
+        """Return the state after a power cut. Unless a write failed, it does not depend on writes that were never synced."""
         durable = self._open(self.disk.files.after_power_cut(nothing, names=False))
         assert self.failed or durable == self._open(self.disk.files.contents())
         return durable
@@ -59,7 +59,7 @@ class World:
 
 
 async def worker(world: World, ledger: DiskLedger, arm: Arm[World], number: int) -> None:
-    """One attempt: commits its group; cancelled, it puts it back, shielded, as the engine does."""
+    """Run one attempt: commit its group; requeue the group if cancelled, shielded, as the engine does."""
     with trio.CancelScope() as scope:
         arm(scope, f"worker {number}")
         try:
@@ -96,7 +96,7 @@ def scenario(full_from: int | None) -> Callable[[Arm[World]], object]:
 
 
 def check(world: World, _: Point | None) -> None:
-    """What every caller was told is what the disk says."""
+    """Check that every caller was told the truth about the disk."""
     found = world.remembered()
     readies = {group.id for group in found.ready} | {group.id for _, groups in found.delivered for group in groups}
     unfinished = {group.prompt.group_id: group for group in found.unfinished}
@@ -119,7 +119,7 @@ def check(world: World, _: Point | None) -> None:
 
 
 def sweep(seed: int, full_from: int | None, *, sample: int | None) -> None:
-    """Cancel every scope at every step; twice, and by Ctrl-C, at so many."""
+    """Cancel every scope at every step, and at ``sample`` steps twice and by Ctrl-C."""
     found = cancel_everywhere(scenario(full_from), check, seed=seed)
     found.require(*(["a commit was withdrawn", "a cancelled commit was accepted"] if full_from is None else []))
     more = [Inject.CANCEL_TWICE, Inject.INTERRUPT]
@@ -129,7 +129,7 @@ def sweep(seed: int, full_from: int | None, *, sample: int | None) -> None:
 @pytest.mark.usefixtures("swallowed_by_sqlite")
 @pytest.mark.parametrize("full_from", [None, 3, 20])
 def test_on_disk_and_requeued_exclude_each_other(full_from: int | None):
-    """Also when the disk is full from some operation on."""
+    """The rule also holds on a disk that is full from some operation on."""
     sweep(0, full_from, sample=40)
 
 

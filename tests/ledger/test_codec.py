@@ -1,4 +1,4 @@
-"""Every value comes back equal; what can't be stored is refused with the prompt and the key."""
+"""Every value comes back equal; data that can't be stored is refused with the prompt and the key."""
 
 import json
 from typing import Any
@@ -157,7 +157,7 @@ def test_numbers_of_numpy_and_tuples_are_taken_for_what_they_mean():
         ({"array": np.array([object()])}, r"metadata\['array'\]: an array of dtype object"),
     ],
 )
-def test_what_cannot_be_stored_is_named(value: dict[Any, Any], where: str):
+def test_data_that_can_not_be_stored_is_named(value: dict[Any, Any], where: str):
     with pytest.raises(DataRefused, match=rf"prompt 0/p7 can't be written to the ledger: {where}"):
         encode_prompt(Prompt(id="p7", text="x", metadata=value))
     of = prompt(7)

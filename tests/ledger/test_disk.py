@@ -1,4 +1,4 @@
-"""The real disk: what the simulated one stands for."""
+"""The real disk, which the simulated one stands for."""
 
 import random
 from pathlib import Path
@@ -17,8 +17,8 @@ def disk(tmp_path: Path):
     disk.unlock()
 
 
-def test_parts_are_written_one_behind_the_other(disk):
-    """More of them than the system takes in one call, and a write so large that it may be taken in pieces."""
+def test_parts_are_written_one_after_the_other(disk):
+    """There are more parts than the system takes in one call, and one so large that it may be taken in pieces."""
     rng = random.Random(0)
     parts = [rng.randbytes(rng.randrange(9)) for _ in range(3000)] + [bytes(5_000_000), b"end"]
     disk.write("a", 0, [b"head"])

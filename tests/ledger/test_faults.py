@@ -1,4 +1,4 @@
-"""A full or failing disk at any write: nothing pretends to be committed, nothing is corrupt, a restart goes on."""
+"""A full or failing disk at any write: no false commit, no corruption, and a restart resumes."""
 
 import errno
 from collections.abc import Callable
@@ -8,8 +8,8 @@ import pytest
 
 from trio_rollout._core.events import Recovered
 from trio_rollout.errors import LedgerError
-from trio_rollout.ledger._records import record_of
 from trio_rollout.ledger._store import Store
+from trio_rollout.ledger._transaction import encode_transaction
 from trio_rollout.testing._sim.disk import Fault, SimDisk, disk_full_from, failing_at
 from trio_rollout.testing._sim.files import SimFiles, nothing
 
@@ -18,14 +18,14 @@ from .test_power_cut import store_on
 
 
 def life(store: Store, states: list[Recovered]) -> None:
-    """One life of a ledger; ``states`` grows with every promise."""
+    """Run one life of a ledger; append to ``states`` with every promise."""
     store.open()
     try:
         store.begin(IDENTITY)
         for batch in story():
-            assert store.commit([record_of(events) for events in batch]) == [None] * len(batch)
+            assert store.commit([encode_transaction(events) for events in batch]) == [None] * len(batch)
             states.append(store.begin(IDENTITY))
-            store.tidy()
+            store.compact()
     finally:
         store.close()
 
@@ -38,7 +38,7 @@ def healthy() -> tuple[list[Recovered], int]:
 
 
 def failure_of(store: Store, promised: list[Recovered]) -> LedgerError | None:
-    """What a life of a ledger ended with; it must name the disk's error."""
+    """Return the error that a life of a ledger ended with; it must name the disk's error."""
     try:
         life(store, promised)
     except LedgerError as error:
@@ -49,12 +49,12 @@ def failure_of(store: Store, promised: list[Recovered]) -> LedgerError | None:
 
 
 def check_after(contents: dict[str, bytes], allowed: list[Recovered]) -> None:
-    """With these files and a disk that works again, the ledger remembers one of these and takes more."""
+    """Check that a ledger on these files and a working disk remembers one of these states and accepts more."""
     store = store_on(SimDisk(SimFiles.holding(contents)))
     store.open()
     try:
         assert store.begin(IDENTITY) in allowed
-        assert store.commit([record_of([pulled(99)])]) == [None]
+        assert store.commit([encode_transaction([pulled(99)])]) == [None]
     finally:
         store.close()
 
@@ -62,7 +62,7 @@ def check_after(contents: dict[str, bytes], allowed: list[Recovered]) -> None:
 @pytest.mark.usefixtures("swallowed_by_sqlite")
 @pytest.mark.parametrize("fault", [disk_full_from, failing_at])
 def test_a_fault_at_any_operation(healthy: tuple[list[Recovered], int], fault: Callable[[int], Fault]):
-    """After the error nothing is written any more; what was promised is there, and at most the write that failed."""
+    """After the error nothing is written any more; the promised writes are there, and at most the one that failed."""
     states, operations = healthy
     raised = 0
     for number in range(operations):
@@ -72,13 +72,15 @@ def test_a_fault_at_any_operation(healthy: tuple[list[Recovered], int], fault: C
         raised += error is not None
         if error is not None and store._broken is not None:
             with pytest.raises(LedgerError) as later:
-                store.commit([record_of([pulled(50)])])
+                store.commit([encode_transaction([pulled(50)])])
             assert later.value.__cause__ is error.__cause__
         assert promised == states[: len(promised)]
         allowed = states[len(promised) - 1 : len(promised) + 1]
         check_after(disk.files.contents(), allowed)
         check_after(disk.files.after_power_cut(nothing, names=False), allowed)
-    assert raised > operations * 0.5  # the rest hit what SQLite may fail at without harm, such as tidying its log
+    assert (
+        raised > operations * 0.5
+    )  # the rest hit work that SQLite may fail at without harm, such as cleaning up its log
 
 
 def test_a_full_disk_is_named():
@@ -88,8 +90,10 @@ def test_a_full_disk_is_named():
     store.open()
     store.begin(IDENTITY)
     disk.fault = disk_full_from(0)
-    with pytest.raises(LedgerError, match=r"ledger sim: writing 1 records failed.*disk is full: make room") as caught:
-        store.commit([record_of([pulled(1)])])
+    with pytest.raises(
+        LedgerError, match=r"ledger sim: writing a batch of 1 failed.*disk is full: free some space"
+    ) as caught:
+        store.commit([encode_transaction([pulled(1)])])
     assert isinstance(caught.value.__cause__, OSError | apsw.FullError)
     store.close()
 
@@ -99,10 +103,10 @@ def test_a_full_disk_is_named_when_a_segment_does_not_fit():
     store = store_on(disk)
     store.open()
     store.begin(IDENTITY)
-    store.commit([record_of([pulled(7)])])
+    store.commit([encode_transaction([pulled(7)])])
     disk.fault = disk_full_from(0)
-    with pytest.raises(LedgerError, match="make room") as caught:
-        store.commit([record_of([ready(7)])])
+    with pytest.raises(LedgerError, match="free some space") as caught:
+        store.commit([encode_transaction([ready(7)])])
     assert isinstance(caught.value.__cause__, OSError)
     assert caught.value.__cause__.errno == errno.ENOSPC
     store.close()

@@ -1,4 +1,4 @@
-"""run_io is bounded and shielded: what is accepted is finished, whoever is cancelled how often."""
+"""run_io is bounded and shielded: a call that was made is finished, however often its caller is cancelled."""
 
 import threading
 from functools import partial
@@ -10,7 +10,7 @@ from trio_rollout.ledger._open import run_io
 
 
 class Call:
-    """A blocking call that ends when it is told to."""
+    """A blocking call that ends when the test says so."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.began, self.may_end = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""kill -9 at any moment: what the process was told is on disk, and at most what it was just trying (P7)."""
+"""kill -9 at any moment: every confirmed write is on disk, and at most the one that was being made (P7)."""
 
 import random
 import subprocess
@@ -21,7 +21,7 @@ Standing = tuple[str, int]
 
 @attrs.define(eq=False)
 class Belief:
-    """What all the processes so far were told about each group, and what each was trying when it died."""
+    """For each group, the last state that a process was told, and the state that it was writing when it died."""
 
     told: dict[int, Standing] = attrs.field(factory=dict)
     tried: dict[int, Standing] = attrs.field(factory=dict)
@@ -31,7 +31,7 @@ class Belief:
         (self.tried if mark == ">" else self.told)[int(number)] = state, int(attempt)
 
     def check(self, path: Path, *, keep: bool) -> None:
-        """The ledger, read without opening it for writing, agrees; bodies are those that were written."""
+        """Check that the ledger agrees, read-only, and that its bodies are those that were written."""
         with read_ledger(path) as reader:
             found = {int(one.id.prompt): (one.state.value, one.attempt) for one in reader.summaries()}
             for number, trying in self.tried.items():
@@ -48,7 +48,7 @@ class Belief:
 
 
 def live_and_die(path: Path, seed: int, seconds: float, belief: Belief, *, keep: bool) -> int:
-    """Run the child and kill it so many seconds after its first line; how many lines it wrote."""
+    """Run the child and kill it so many seconds after its first line; return the number of its lines."""
     command = [sys.executable, "-m", "tests.ledger.killed_child", str(path), str(seed), "keep" if keep else "drop"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None

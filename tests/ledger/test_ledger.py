@@ -1,4 +1,4 @@
-"""open_ledger: what is recorded is remembered, what contradicts it is refused, and whose ledger it is."""
+"""open_ledger remembers recorded events, refuses events that contradict them, and refuses another run."""
 
 import subprocess
 import sys
@@ -38,11 +38,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "runs" / "demo"
 
 
-async def record(path: Path, *records: list[Event]) -> None:
-    """Record these in one opening of the ledger."""
+async def record(path: Path, *transactions: list[Event]) -> None:
+    """Open the ledger once and record these events."""
     async with open_ledger(path) as ledger:
         await ledger.begin(IDENTITY)
-        for events in records:
+        for events in transactions:
             await ledger.record(events)
 
 
@@ -111,7 +111,7 @@ async def test_a_stale_group_goes_back_to_waiting_from_ready_and_from_delivered(
 
 
 async def test_a_delivered_group_may_be_delivered_again(path):
-    """After a restart or a restore the trainer gets it once more, as the same or as another step."""
+    """After a restart or a restore the trainer gets the group again, as the same step or as another one."""
     await record(path, [pulled(0)], [ready(0)], [delivered(0, 0)])
     await record(path, [delivered(1, 0)])
     found = await remembered(path)
@@ -150,7 +150,7 @@ async def test_a_restore_makes_delivered_groups_ready_again_in_their_places(path
     ],
 )
 async def test_what_contradicts_the_ledger_is_refused_and_changes_nothing(path, event, why):
-    """Old attempts, foreign and repeated acks; the rest of the same record is not written either."""
+    """Old attempts, acks of other groups, repeated acks; the rest of the same transaction is not written either."""
     async with open_ledger(path) as ledger:
         await ledger.begin(IDENTITY)
         await ledger.record([pulled(0, 1, 2, 3, 4), requeued(1), ready(2), ready(3), ready(4)])
@@ -172,14 +172,14 @@ async def test_data_that_cannot_be_stored_fails_its_own_caller_only(path):
         await ledger.record([pulled(1)])
 
 
-async def test_records_of_many_tasks_each_learn_their_own_fate(path):
-    fates: dict[int, str] = {}
+async def test_each_of_many_tasks_gets_the_result_of_its_own_write(path):
+    refusals: dict[int, str] = {}
 
     async def commit(ledger: DiskLedger, number: int) -> None:
         try:
             await ledger.record([ready(number)])
         except LedgerError as error:
-            fates[number] = str(error)
+            refusals[number] = str(error)
 
     async with open_ledger(path) as ledger:
         await ledger.begin(IDENTITY)
@@ -187,7 +187,7 @@ async def test_records_of_many_tasks_each_learn_their_own_fate(path):
         async with trio.open_nursery() as nursery:
             for number in range(101):
                 nursery.start_soon(commit, ledger, number)
-        assert list(fates) == [100]
+        assert list(refusals) == [100]
         assert len((await ledger.begin(IDENTITY)).ready) == 100
 
 
@@ -215,7 +215,7 @@ async def test_a_segment_that_lost_data_is_refused(path):
     segment = path / "0000000000.seg"
     data = segment.read_bytes()
     segment.write_bytes(data[:-1])
-    with pytest.raises(LedgerError, match=rf"has {len(data) - 1} bytes, the ledger needs {len(data)} of it"):
+    with pytest.raises(LedgerError, match=rf"has {len(data) - 1} bytes, the ledger needs {len(data)} of them"):
         await remembered(path)
     segment.write_bytes(bytes([data[0] ^ 1]) + data[1:])
     with pytest.raises(LedgerError, match="fails its checksum"):
@@ -247,7 +247,7 @@ async def test_the_ledger_of_another_run_is_refused(path, change, what):
 
 @pytest.mark.parametrize("settings", [{"reward": "exact"}, {"reward": "fuzzy", "stop": "x"}, {"stop": "x"}, {}])
 async def test_settings_that_the_user_named_must_stay_the_same(path, settings):
-    """Other ones, fewer or more of them are refused, the same in another order are not."""
+    """Other settings, fewer or more of them are refused; the same ones in another order are accepted."""
     named = {"reward": "exact", "stop": "x"}
     async with open_ledger(path, settings=named) as ledger:
         await ledger.begin(IDENTITY)
@@ -278,14 +278,14 @@ async def test_another_database_is_refused(path):
     with pytest.raises(LedgerError, match="is no ledger"):
         await remembered(path)
     (path / "ledger.db").write_bytes(b"not a database, but long enough to be taken for one" * 100)
-    with pytest.raises(LedgerError, match=r"opening it failed.*not a database"):
+    with pytest.raises(LedgerError, match=r"opening the ledger failed.*not a database"):
         await remembered(path)
 
 
 async def test_a_path_that_is_no_directory_is_refused(path):
     path.parent.mkdir()
     path.write_bytes(b"")
-    with pytest.raises(LedgerError, match=r"opening it failed.*File exists"):
+    with pytest.raises(LedgerError, match=r"opening the ledger failed.*File exists"):
         await remembered(path)
 
 

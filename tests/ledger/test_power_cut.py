@@ -9,8 +9,8 @@ import pytest
 
 from trio_rollout._core.events import Recovered
 from trio_rollout.errors import LedgerError
-from trio_rollout.ledger._records import record_of
 from trio_rollout.ledger._store import Store, StoreLimits
+from trio_rollout.ledger._transaction import encode_transaction
 from trio_rollout.testing._sim.disk import SimDisk, replay
 from trio_rollout.testing._sim.files import (
     Mark,
@@ -36,24 +36,24 @@ def store_on(disk: SimDisk) -> Store:
 
 @attrs.define
 class Told:
-    """What the scenario was promised: after its n-th mark the ledger remembers ``states[n]``."""
+    """The promises made to the scenario: after the n-th mark the ledger remembers ``states[n]``."""
 
     disk: SimDisk
     states: list[Recovered]
 
 
 def live(disk: SimDisk, states: list[Recovered]) -> None:
-    """A life of a ledger with every kind of event, and the beginning of the next; marks the log whenever something was promised."""
+    """Run a life of a ledger with every kind of event, and the beginning of the next; mark the log at every promise."""
     for number in range(2):
         store = store_on(disk)
         store.open()
         try:
             store.begin(IDENTITY)
             for batch in itertools.islice(story(first=number * 10, step=number * 3), 4 if number else None):
-                assert store.commit([record_of(events) for events in batch]) == [None] * len(batch)
+                assert store.commit([encode_transaction(events) for events in batch]) == [None] * len(batch)
                 states.append(store.begin(IDENTITY))
                 disk.mark(len(states) - 1)
-                store.tidy()
+                store.compact()
         finally:
             store.close()
 
@@ -66,14 +66,14 @@ def told() -> Told:
 
 
 def images(files: SimFiles, rng: random.Random) -> Iterator[dict[str, bytes]]:
-    """What a power cut may leave of these files, in every kind of disorder."""
+    """Yield the files that a power cut may leave, with the writes in every kind of disorder."""
     for names in (True, False):
         for choose in (nothing, everything, only_last, shuffled(rng)):
             yield files.after_power_cut(choose, names=names)
 
 
 def torn_images(files: SimFiles, *, bytes_apart: int) -> Iterator[dict[str, bytes]]:
-    """What is left if the writes came in order up to some byte: any one of a segment's tail, every so many of the log's."""
+    """Yield the files after a cut in the middle of a write: at every byte of a segment, every ``bytes_apart`` of the log."""
     unsynced = files.unsynced()
     tail = sum(len(data or b"") for edits in unsynced.values() for _, data in edits)
     apart = 1 if any(name.endswith(".seg") for name in unsynced) else bytes_apart
@@ -82,7 +82,7 @@ def torn_images(files: SimFiles, *, bytes_apart: int) -> Iterator[dict[str, byte
 
 
 def remembered(image: dict[str, bytes], *, go_on: bool) -> Recovered:
-    """What a ledger that finds these files remembers; with ``go_on`` it must also take more."""
+    """Return the state of a ledger that finds these files; with ``go_on`` check that it accepts more."""
     disk = SimDisk(SimFiles.holding(image))
     store = store_on(disk)
     store.open()
@@ -94,7 +94,7 @@ def remembered(image: dict[str, bytes], *, go_on: bool) -> Recovered:
         store.open()
         try:
             assert store.begin(IDENTITY) == found
-            assert store.commit([record_of([pulled(99)])]) == [None]
+            assert store.commit([encode_transaction([pulled(99)])]) == [None]
             assert store.begin(IDENTITY).unfinished[-1].prompt.id == "99"
         finally:
             store.close()
@@ -102,12 +102,12 @@ def remembered(image: dict[str, bytes], *, go_on: bool) -> Recovered:
 
 
 def following(log: list[Op], index: int) -> Op | None:
-    """The operation that the power cut prevented; None after the last one."""
+    """Return the operation that the power cut prevented; None after the last one."""
     return log[index] if index < len(log) else None
 
 
 def broken_promises(told: Told, *, deaf: Callable[[Op], bool] | None = None, bytes_apart: int | None) -> Iterator[str]:
-    """Cuts the power before every operation, in many ways; yields what is not as promised."""
+    """Cut the power before every operation, in many ways; yield each broken promise."""
     rng = random.Random(7)
     promised = 0
     seen: set[tuple[int, int]] = set()
@@ -133,7 +133,7 @@ def broken_promises(told: Told, *, deaf: Callable[[Op], bool] | None = None, byt
 
 @pytest.mark.parametrize("bytes_apart", [509, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_power_cut_anywhere_loses_nothing_that_was_promised(told, bytes_apart):
-    """Every operation of commit, recycle, retire, checkpoint, open and close; every byte of an unsynced segment tail."""
+    """At every operation of commit, requeue, compaction, checkpoint, open and close; at every byte of an unsynced segment."""
     assert next(broken_promises(told, bytes_apart=bytes_apart), None) is None
 
 
@@ -162,5 +162,5 @@ def sync_of(ending: str) -> Callable[[Op], bool]:
     ],
 )
 def test_without_one_of_the_syncs_a_power_cut_is_noticed(told, deaf):
-    """The test above sees it when a sync is missing from the code."""
+    """The test above fails when a sync is missing from the code."""
     assert next(broken_promises(told, deaf=deaf, bytes_apart=None), None) is not None

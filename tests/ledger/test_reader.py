@@ -1,4 +1,4 @@
-"""read_ledger: what is in a ledger, also while a run writes it, reclaims and moves what is read."""
+"""read_ledger reads a ledger, also while a run writes it and reclaims or moves the bodies that are read."""
 
 import os
 from collections.abc import Generator
@@ -37,7 +37,7 @@ from ._samples import (
 
 @pytest.fixture
 async def path(tmp_path: Path) -> Path:
-    """A ledger with a group in every state; the acked one is kept."""
+    """Return a ledger with a group in every state; the acked one is kept."""
     async with open_ledger(tmp_path, keep_acked=True) as ledger:
         await ledger.begin(IDENTITY)
         await ledger.record([pulled(*range(6)), VersionChanged(version=3)])
@@ -143,7 +143,7 @@ async def test_a_run_that_writes_is_seen_and_not_disturbed(tmp_path):
 
 
 async def test_what_is_reclaimed_or_moved_while_it_is_read_is_looked_up_again(tmp_path):
-    """The reader has the rows' page; meanwhile the run acks most of them and empties their segments."""
+    """The reader holds a page of rows; meanwhile the run acks most of the groups and empties their segments."""
     count = 20
     async with open_ledger(tmp_path, sizes=StoreLimits(segment=1_200_000)) as ledger:
         await ledger.begin(IDENTITY)
@@ -162,7 +162,7 @@ async def test_what_is_reclaimed_or_moved_while_it_is_read_is_looked_up_again(tm
 
 
 async def test_a_ledger_of_a_killed_run_can_be_read(path):
-    """Its log was never tidied away."""
+    """The log of a killed run was never cleaned up."""
     copy = path / "copy"
     async with open_ledger(path) as ledger:
         await ledger.begin(IDENTITY)
@@ -183,11 +183,11 @@ async def test_a_damaged_body_is_named(path):
 
 
 def test_what_is_no_ledger_is_refused(tmp_path):
-    with pytest.raises(LedgerError, match=r"is no ledger: it holds no ledger\.db"), read_ledger(tmp_path):
+    with pytest.raises(LedgerError, match=r"is no ledger: it has no ledger\.db"), read_ledger(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "ledger.db").touch()
-    with pytest.raises(LedgerError, match="is empty: the run that made it was stopped"), read_ledger(tmp_path):
+    with pytest.raises(LedgerError, match="is empty: its run was stopped"), read_ledger(tmp_path):
         pass
     (tmp_path / "ledger.db").write_bytes(b"no database" * 1000)
     with pytest.raises(LedgerError, match="can't be read"), read_ledger(tmp_path):
@@ -202,27 +202,27 @@ async def test_a_newer_format_is_refused(path):
         pass
 
 
-async def test_a_ledger_on_read_only_ground_can_be_read(path):
-    """An archived run: SQLite cannot make the files by which readers and writers share a log."""
+async def test_a_ledger_in_a_read_only_directory_can_be_read(path):
+    """In an archived run SQLite can't make the files by which readers and writers share a log."""
     read_an_archive_of(path)
 
 
 def read_an_archive_of(path: Path) -> None:
-    with TemporaryDirectory() as ground:
-        archive = Path(ground)
+    with TemporaryDirectory() as folder:
+        archive = Path(folder)
         for entry in path.iterdir():
             (archive / entry.name).write_bytes(entry.read_bytes())
         (archive / "ledger.db-wal").touch()  # as an earlier reader leaves it
         archive.chmod(0o555)
-        with nobody(), read_ledger(archive) as reader:
+        with ordinary_user(), read_ledger(archive) as reader:
             assert reader.counts()[State.READY] == 1
             assert reader.group_by_id(gid(1)) == group(1, size=BIG)
         archive.chmod(0o755)
 
 
 @contextmanager
-def nobody() -> Generator[None]:
-    """Give up root's rights for a while: to root no ground is read-only."""
+def ordinary_user() -> Generator[None]:
+    """Give up root's rights for the block: root can write in a read-only directory."""
     before = os.geteuid()
     if before == 0:
         os.seteuid(65534)

@@ -1,4 +1,4 @@
-"""Acked bodies are reclaimed: the disk holds what is not acked, and two segments more."""
+"""Acked bodies are reclaimed: the disk holds the unacked bodies and at most two segments more."""
 
 import random
 from collections import deque
@@ -13,8 +13,8 @@ from trio_rollout._core.values import Group, GroupId, Prompt
 from trio_rollout.ledger import open_ledger, read_ledger
 from trio_rollout.ledger._codec import packed
 from trio_rollout.ledger._disk import RealDisk
-from trio_rollout.ledger._records import Encoded, Record
 from trio_rollout.ledger._store import Store, StoreLimits
+from trio_rollout.ledger._transaction import EncodedEvent, Transaction
 
 from ._samples import BIG, IDENTITY, acked, delivered, group, pulled, ready
 
@@ -23,41 +23,44 @@ BATCH = 500
 
 
 def used(path: Path) -> int:
-    """Bytes of all files of the ledger."""
+    """Return the bytes of all files of the ledger."""
     return sum(entry.stat().st_size for entry in path.iterdir())
 
 
 @attrs.define(eq=False)
 class Trainer:
-    """Takes batches and acks most of them soon; every twentieth batch is held for a long time."""
+    """A trainer that acks most batches soon, and holds every twentieth one for a long time."""
 
     rng: random.Random
     step: int = 0
     soon: deque[Delivered] = attrs.field(factory=deque)
     held: deque[Delivered] = attrs.field(factory=deque)
 
-    def deliver(self, ids: tuple[GroupId, ...]) -> list[Record]:
-        """Deliver these, ack what is due."""
+    def deliver(self, ids: tuple[GroupId, ...]) -> list[Transaction]:
+        """Deliver these groups, and ack the batches that are due."""
         event = Delivered(step=self.step, ids=ids)
         (self.held if self.step % 20 == 0 else self.soon).append(event)
         self.step += 1
         due = [self.soon.popleft()] if len(self.soon) > 4 else []
         due += [self.held.popleft()] if len(self.held) > 5 else []
-        return [(Encoded(event=event),), *((Encoded(event=Acked(step=one.step, ids=one.ids)),) for one in due)]
+        return [
+            (EncodedEvent(event=event),),
+            *((EncodedEvent(event=Acked(step=one.step, ids=one.ids)),) for one in due),
+        ]
 
     @property
     def unacked(self) -> set[GroupId]:
-        """What is delivered and not acked."""
+        """The groups that are delivered and not acked."""
         return {gid for one in (*self.soon, *self.held) for gid in one.ids}
 
 
-def records(first: int, rng: random.Random, sizes: dict[GroupId, int]) -> Iterator[Record]:
+def transactions(first: int, rng: random.Random, sizes: dict[GroupId, int]) -> Iterator[Transaction]:
     """Pull and finish a batch of groups of some 1 to 3 KB."""
     prompts = tuple(Prompt(id=str(number), text="x") for number in range(first, first + BATCH))
-    yield (Encoded(event=Pulled(prompts=prompts, source_state={}), bodies=(b"prompt",) * BATCH, note=packed({})),)
+    yield (EncodedEvent(event=Pulled(prompts=prompts, source_state={}), bodies=(b"prompt",) * BATCH, note=packed({})),)
     bodies = {prompt.group_id: bytes(rng.randrange(500, 3000)) for prompt in prompts}
     groups = (Group(id=prompt.group_id, attempt=1, prompt=prompt, trajectories=()) for prompt in prompts)
-    yield tuple(Encoded(event=Ready(group=one), bodies=(bodies[one.id],), note=packed([])) for one in groups)
+    yield tuple(EncodedEvent(event=Ready(group=one), bodies=(bodies[one.id],), note=packed([])) for one in groups)
     sizes.update((gid, len(body)) for gid, body in bodies.items())
 
 
@@ -69,11 +72,11 @@ def run(path: Path, groups: int) -> None:
     try:
         store.begin(IDENTITY)
         for first in range(0, groups, BATCH):
-            ready = list(records(first, rng, sizes))
+            ready = list(transactions(first, rng, sizes))
             assert set(store.commit(ready)) == {None}
             ids = tuple(GroupId(0, str(number)) for number in range(first, first + BATCH))
             assert set(store.commit(trainer.deliver(ids))) == {None}
-            store.tidy()
+            store.compact()
             unacked = trainer.unacked
             sizes = {gid: size for gid, size in sizes.items() if gid in unacked}
             assert used(path) <= sum(sizes.values()) + 2 * SEGMENT
@@ -97,7 +100,7 @@ def test_disk_use_is_bounded_over_a_million_groups(tmp_path):
 
 
 async def test_acked_bodies_go_with_their_segment(tmp_path):
-    """As soon as nobody needs more than one segment's worth of dead bytes; the rest of a segment moves on."""
+    """A segment is deleted when the dead bytes exceed the size of one segment; its live bodies move to another."""
     sizes = StoreLimits(segment=1_200_000)
     async with open_ledger(tmp_path, sizes=sizes) as ledger:
         await ledger.begin(IDENTITY)
@@ -107,7 +110,7 @@ async def test_acked_bodies_go_with_their_segment(tmp_path):
         assert len(list(tmp_path.glob("*.seg"))) == 4
         await ledger.record([delivered(0, 0, 2, 3, 4, 5, 6)])
         await ledger.record([acked(0, 0, 2, 3, 4, 5, 6)])
-        await ledger.record([])  # the one before was told before its space was reclaimed
+        await ledger.record([])  # the call before returned before its space was reclaimed
         found = await ledger.begin(IDENTITY)
     assert found.ready == (group(1, size=BIG), group(7, size=BIG))
     assert len(list(tmp_path.glob("*.seg"))) < 4

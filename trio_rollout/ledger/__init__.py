@@ -1,4 +1,7 @@
-"""What is on disk: the truth about every group, in SQLite, and the bodies, in segment files."""
+"""The engine's memory on disk: the state of every group in SQLite, large bodies in segment files.
+
+``open_ledger`` writes a ledger, ``read_ledger`` reads one, also while a run writes it.
+"""
 
 from ._group_commit import BatchLimits as BatchLimits
 from ._open import DiskLedger as DiskLedger

@@ -1,11 +1,10 @@
-"""Values of the engine as msgpack, and back: prompts, groups, failures.
+"""Values of the engine as msgpack, and back: prompts, groups, failures, user data.
 
 Arrays are stored as their bytes, 4 a token. Every value comes back equal to itself (tuples in user data: as lists).
 
-User data as msgpack: labels, metadata and extras that users attach, written so that they come back equal.
-
-What JSON can say is stored as it is, and so are integers of any size, lone surrogates (models produce them), numpy
-numbers (as Python numbers) and numeric arrays. Tuples come back as lists. Anything else is refused with the path to it.
+User data are the labels, metadata and extras that users attach. JSON values are stored as they are, and so are integers of
+any size, lone surrogates (models produce them), numpy numbers (as Python numbers) and numeric arrays. Anything else is
+refused with the path to it (docs/decisions/0008-what-the-ledger-is-made-of.md).
 """
 
 from collections.abc import Callable, Mapping
@@ -22,6 +21,68 @@ from .._core.values import Failure, Group, GroupId, Prompt, Segment, Trajectory,
 from ..errors import DataRefused
 
 
+def encode_prompt(prompt: Prompt) -> bytes:
+    """Encode a prompt.
+
+    Raises:
+      DataRefused: names the prompt and the part of it that can't be stored.
+
+    """
+    return _encoded(f"prompt {prompt.group_id}", _prompt, prompt, group=prompt.group_id)
+
+
+def decode_prompt(data: bytes | memoryview) -> Prompt:
+    """Decode the result of ``encode_prompt``."""
+    return _prompt_from(unpacked(data))
+
+
+def encode_group(group: Group) -> bytes:
+    """Encode a group.
+
+    Raises:
+      DataRefused: names the group, the trajectory and the key that can't be stored.
+
+    """
+    return _encoded(f"group {group.id}", _group, group, group=group.id)
+
+
+def decode_group(data: bytes | memoryview) -> Group:
+    """Decode the result of ``encode_group``: an equal group, with read-only arrays."""
+    stored = unpacked(data)
+    prompt = _prompt_from(stored["prompt"])
+    return Group(
+        id=GroupId(*stored["id"]),
+        attempt=stored["attempt"],
+        prompt=prompt,
+        trajectories=tuple(_trajectory_from(row, prompt) for row in stored["trajectories"]),
+    )
+
+
+def prompt_of_group(data: bytes | memoryview) -> bytes:
+    """Return the encoded prompt of an encoded group."""
+    return encode_prompt(_prompt_from(unpacked(data)["prompt"]))
+
+
+def encode_failure(failure: Failure) -> bytes:
+    """Encode a failure."""
+    return _encoded("a failure", _failure, failure)
+
+
+def decode_failure(data: bytes) -> Failure:
+    """Decode the result of ``encode_failure``."""
+    return _failure_from(unpacked(data))
+
+
+def encode_data(what: str, value: Mapping[str, object] | list[Any]) -> bytes:
+    """Encode user data (a source's state, rewards); ``what`` names it in an error.
+
+    Raises:
+      DataRefused: names the part that can't be stored.
+
+    """
+    return _encoded(what, plain, value)
+
+
 def _named(field: str, encode: Callable[[Any], object], value: object) -> object:
     try:
         return encode(value)
@@ -31,7 +92,7 @@ def _named(field: str, encode: Callable[[Any], object], value: object) -> object
 
 
 def _raw(value: npt.NDArray[Any], dtype: str) -> memoryview:
-    """The array's bytes, not copied yet: that is most of what encoding a group costs."""
+    """Return the array's bytes without a copy: copying would be most of the cost of encoding a group."""
     return np.ascontiguousarray(value, dtype).data
 
 
@@ -168,70 +229,13 @@ def _encoded(what: str, encode: Callable[[Any], object], value: object, *, group
         raise DataRefused(f"{what} can't be written to the ledger: {error}", group=group) from error
 
 
-def encode_prompt(prompt: Prompt) -> bytes:
-    """A prompt as msgpack.
-
-    Raises:
-      DataRefused: names the prompt and the part of it that can't be stored.
-
-    """
-    return _encoded(f"prompt {prompt.group_id}", _prompt, prompt, group=prompt.group_id)
-
-
-def decode_prompt(data: bytes | memoryview) -> Prompt:
-    """The prompt of ``encode_prompt``."""
-    return _prompt_from(unpacked(data))
-
-
-def encode_group(group: Group) -> bytes:
-    """A group as msgpack.
-
-    Raises:
-      DataRefused: names the group, the trajectory and the key that can't be stored.
-
-    """
-    return _encoded(f"group {group.id}", _group, group, group=group.id)
-
-
-def decode_group(data: bytes | memoryview) -> Group:
-    """The group of ``encode_group``; equal to it, arrays read-only."""
-    stored = unpacked(data)
-    prompt = _prompt_from(stored["prompt"])
-    return Group(
-        id=GroupId(*stored["id"]),
-        attempt=stored["attempt"],
-        prompt=prompt,
-        trajectories=tuple(_trajectory_from(row, prompt) for row in stored["trajectories"]),
-    )
-
-
-def prompt_of_group(data: bytes | memoryview) -> bytes:
-    """The encoded prompt inside an encoded group."""
-    return encode_prompt(_prompt_from(unpacked(data)["prompt"]))
-
-
-def encode_failure(failure: Failure) -> bytes:
-    """A failure as msgpack."""
-    return _encoded("a failure", _failure, failure)
-
-
-def decode_failure(data: bytes) -> Failure:
-    """The failure of ``encode_failure``."""
-    return _failure_from(unpacked(data))
-
-
-def encode_data(what: str, value: Mapping[str, object] | list[Any]) -> bytes:
-    """User data (a source's state, rewards) as msgpack; ``what`` names it in the error."""
-    return _encoded(what, plain, value)
-
-
-_DEEPEST = 200  # far above any real data, far below Python's recursion limit
+_DEEPEST = 200  # levels; far above any real data, far below Python's recursion limit
 _BIG_INT, _SURROGATES, _ARRAY = 1, 2, 3
 _INT64 = range(-(2**63), 2**64)
 
 
 class UnencodableError(Exception):
-    """A value that has no place on disk. ``path`` leads to it."""
+    """A value that can't be stored. ``path`` leads to it."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -242,7 +246,7 @@ class UnencodableError(Exception):
 
 
 def text(value: str) -> str | msgspec.msgpack.Ext:
-    """A string as msgpack can hold it, lone surrogates included."""
+    """Return a string as msgpack can hold it, lone surrogates included."""
     if value.isascii():
         return value
     try:
@@ -253,14 +257,14 @@ def text(value: str) -> str | msgspec.msgpack.Ext:
 
 
 def array(value: npt.NDArray[Any]) -> list[Any]:
-    """A numeric array as dtype, shape and bytes."""
+    """Return a numeric array as dtype, shape and bytes."""
     if value.dtype.kind not in "biufcmMSU":
         raise UnencodableError(f"an array of dtype {value.dtype} can't be stored, only numbers, times and strings")
     return [value.dtype.str, list(value.shape), value.tobytes()]
 
 
 def array_from(stored: list[Any]) -> npt.NDArray[Any]:
-    """The array of ``array``, read-only."""
+    """Return the array that ``array`` was given, read-only."""
     dtype, shape, data = stored
     return np.frombuffer(data, np.dtype(dtype)).reshape(shape)
 
@@ -303,7 +307,7 @@ def _elements(value: list[Any] | tuple[Any, ...], depth: int) -> list[object]:
 
 
 def _scalar(value: str | float | np.generic) -> object:
-    """Bases of the JSON scalars, their subclasses included (string enums, numpy numbers)."""
+    """Return a scalar as its JSON base type, also from a subclass (string enums, numpy numbers)."""
     match value:
         case str():
             return text("".join(value) if type(value) is not str else value)
@@ -317,7 +321,7 @@ def _scalar(value: str | float | np.generic) -> object:
 
 
 def plain(value: object, depth: int = 0) -> object:
-    """The value as the msgpack encoder takes it.
+    """Return the value as the msgpack encoder takes it.
 
     Raises:
       UnencodableError: names the part that can't be stored.
@@ -354,10 +358,10 @@ _decoder = msgspec.msgpack.Decoder(ext_hook=_restored)
 
 
 def packed(value: object) -> bytes:
-    """Plain data as msgpack."""
+    """Encode plain data as msgpack."""
     return _encoder.encode(value)
 
 
 def unpacked(data: bytes | memoryview) -> Any:
-    """What ``packed`` was given."""
+    """Return the data that ``packed`` was given."""
     return _decoder.decode(data)

@@ -1,4 +1,4 @@
-"""The disk as the ledger sees it: a directory of segment files, a database and a lock. A simulation has another one.
+"""The disk as the ledger uses it: a directory with segment files, a database and a lock. A simulation has its own disk.
 
 Every call blocks, and is made from one worker thread at a time.
 """
@@ -23,55 +23,55 @@ _PARTS = 1024  # IOV_MAX on Linux and macOS
 
 
 class Disk(Protocol):
-    """A directory. Names are those of its own files; nothing is durable before ``sync`` or ``sync_names``."""
+    """A directory. Names are file names in it; nothing is durable before ``sync`` or ``sync_names``."""
 
     def connect(self) -> apsw.Connection:
-        """Open the database for writing, creating it if need be."""
+        """Open the database for writing; create it if it does not exist."""
         ...
 
     def lock(self) -> None:
-        """Take the directory for this process.
+        """Lock the directory for this process.
 
         Raises:
-          LedgerError: a living process has it.
+          LedgerError: a living process has locked it.
 
         """
         ...
 
     def unlock(self) -> None:
-        """Let go of the directory."""
+        """Unlock the directory."""
         ...
 
     def names(self) -> list[str]:
-        """The files of the directory."""
+        """Return the names of the files."""
         ...
 
     def size(self, name: str) -> int:
-        """Bytes of a file."""
+        """Return the size of a file in bytes."""
         ...
 
     def write(self, name: str, offset: int, parts: Sequence[bytes]) -> None:
-        """Write these one behind the other from an offset on, creating the file if need be."""
+        """Write these parts one after the other at an offset; create the file if it does not exist."""
         ...
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """Up to ``length`` bytes from an offset."""
+        """Return up to ``length`` bytes from an offset."""
         ...
 
     def truncate(self, name: str, length: int) -> None:
-        """Cut a file."""
+        """Cut a file to a length."""
         ...
 
     def rename(self, name: str, to: str) -> None:
-        """Give a file another name."""
+        """Rename a file."""
         ...
 
     def delete(self, name: str) -> None:
-        """Remove a file."""
+        """Delete a file."""
         ...
 
     def sync(self, name: str) -> None:
-        """Make a file's content durable."""
+        """Make the content of a file durable."""
         ...
 
     def sync_names(self) -> None:
@@ -89,7 +89,7 @@ class RealDisk:
     _open: dict[str, int] = attrs.field(factory=dict, init=False)
 
     def _file(self, name: str) -> int:
-        """The file's descriptor; one stays open, that of the segment which is being written."""
+        """Return the file's descriptor. One stays open: that of the segment that is being written."""
         if name not in self._open:
             self._close_all()
             self._open[name] = os.open(self.path / name, os.O_RDWR | os.O_CREAT, 0o644)
@@ -166,7 +166,7 @@ class RealDisk:
 
 
 def _make_durably(path: Path) -> None:
-    """Make a directory, and those above it, so that they survive a power cut."""
+    """Create a directory and its parents so that they survive a power cut."""
     if not path.is_dir():
         _make_durably(path.parent)
         path.mkdir(exist_ok=True)
@@ -184,7 +184,7 @@ def _directory(path: Path) -> Generator[int]:
 
 
 def read_at(path: Path, offset: int, length: int) -> bytes:
-    """Up to ``length`` bytes of a file from an offset."""
+    """Return up to ``length`` bytes of a file from an offset."""
     with path.open("rb", buffering=0) as file:
         parts: list[bytes] = []
         file.seek(offset)

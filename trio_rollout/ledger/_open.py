@@ -1,6 +1,10 @@
-"""The way from tasks to blocking disk calls: bounded, and never abandoned once it has begun.
+"""A ledger on disk as a scope: ``open_ledger`` runs its one writer for the length of a block.
 
-open_ledger: a ledger on disk as a scope, with its one writer inside.
+Disk calls block, so they run in a thread (``run_io``), one at a time, and are never abandoned once they have begun.
+
+A ledger belongs to the run that began it: to one source and one number of samples per prompt. ``open_ledger(settings=...)``
+adds what the user names. Rewards, deadlines and sampling are not bound by the engine, because people restart a run just to
+change them: docs/decisions/0014-what-a-ledger-belongs-to.md.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -18,29 +22,28 @@ from .._util.service import open_service
 from ..errors import LedgerError
 from ._disk import Disk, RealDisk
 from ._group_commit import BatchLimits, GroupCommit
-from ._records import Record, record_of, size_of
 from ._store import Store, StoreLimits
+from ._transaction import Transaction, encode_transaction, size_of
 
 T = TypeVar("T")
 
 
 class RunIO(Protocol):
-    """Runs a blocking call. A simulation runs it in place, for threads would make its clock run away."""
+    """Runs a blocking call. A simulation runs it in place, because real threads would make its clock run away."""
 
     async def __call__(self, call: Callable[[], T], *, limiter: trio.CapacityLimiter) -> T:
-        """Run it under one of the limiter's tokens."""
+        """Run the call while holding one of the limiter's tokens."""
         ...
 
 
 async def run_io(call: Callable[[], T], *, limiter: trio.CapacityLimiter) -> T:
-    """Run a blocking call in a thread, under one of the limiter's tokens.
+    """Run a blocking call in a thread, while holding one of the limiter's tokens.
 
     Blocks until there is a token, then until the call has ended. Cancelled while it waits for the token, the call is not
-    made. Once it is made, nothing interrupts it: token and arguments are held until it has ended, however often the
-    caller is cancelled; then its own result or error is what comes back, and the cancellation waits for the next
-    checkpoint.
+    made. Once the call is made, nothing interrupts it: it keeps its token until it ends, however often the caller is
+    cancelled. Then its own result or error comes back, and the cancellation arrives at the next checkpoint.
     """
-    # This is what trio promises of an unabandonable thread; tests/ledger/test_io.py holds it to that.
+    # trio promises this of a thread that can't be abandoned; tests/ledger/test_io.py checks that it does.
     return await trio.to_thread.run_sync(call, abandon_on_cancel=False, limiter=limiter)
 
 
@@ -50,56 +53,56 @@ _BATCH, _SIZES = BatchLimits(), StoreLimits()
 @final
 @attrs.define(eq=False, repr=False)
 class DiskLedger:
-    """The engine's memory on disk. Got from ``open_ledger``."""
+    """The engine's memory on disk (``trio_rollout.abc.Ledger``). Made by ``open_ledger``."""
 
     _store: Store
     _io: RunIO
     _limits: BatchLimits
     _settings: Mapping[str, str]
     _limiter: trio.CapacityLimiter = attrs.field(factory=partial(trio.CapacityLimiter, 1), init=False)
-    _commits: GroupCommit[Record] = attrs.field(init=False)
+    _commits: GroupCommit[Transaction] = attrs.field(init=False)
     _begun: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._commits = GroupCommit(self._write, self._tidy, self._limits)
+        self._commits = GroupCommit(self._write, self._compact, self._limits)
 
     async def begin(self, identity: RunIdentity) -> Recovered:
-        """Bind the ledger to a run and return what it remembers.
+        """Bind the ledger to a run and return everything it remembers.
 
-        Blocks while it is read. Cancelled, the ledger may be bound to the run; that is all.
+        Blocks while the ledger is read. Cancelled, the ledger may have been bound to the run; nothing else has changed.
 
         Raises:
-          LedgerError: it belongs to another run, or is damaged.
+          LedgerError: the ledger belongs to another run, or is damaged.
 
         """
-        whole = attrs.evolve(identity, settings={**identity.settings, **self._settings})
-        found = await self._run(partial(self._store.begin, whole))
+        named = attrs.evolve(identity, settings={**identity.settings, **self._settings})
+        found = await self._run(partial(self._store.begin, named))
         self._begun = True
         return found
 
     async def record(self, events: Sequence[Event]) -> None:
         """Write these events in one transaction.
 
-        Blocks until they are on disk. Cancelled before the write was accepted, nothing is written; later it waits for
-        the write's end and returns normally.
+        Blocks until they are on disk. Cancelled before the write was accepted, nothing is written. Cancelled later, this
+        waits for the write's end and returns normally.
 
         Raises:
-          DataRefused: they hold user data that can't be stored; only they are refused.
-          LedgerError: they contradict what the ledger knows (only they are refused), or this write or one before it
-            failed (nothing will ever be written again).
+          DataRefused: the events hold user data that can't be stored; only these events are refused.
+          LedgerError: the events contradict what the ledger knows (only these events are refused), or this write or an
+            earlier one failed (nothing is written any more).
 
         """
         if not self._begun:
             raise LedgerError(f"ledger {self._store.where}: nothing can be recorded before begin()")
-        record = record_of(events)
-        await self._commits.submit(record, size_of(record))
+        transaction = encode_transaction(events)
+        await self._commits.submit(transaction, size_of(transaction))
 
-    async def _write(self, batch: Sequence[Record]) -> Sequence[LedgerError | None]:
+    async def _write(self, batch: Sequence[Transaction]) -> Sequence[LedgerError | None]:
         return await self._run(partial(self._store.commit, batch))
 
-    async def _tidy(self) -> None:
-        if self._store.untidy:
-            await self._run(self._store.tidy)
+    async def _compact(self) -> None:
+        if self._store.needs_compaction:
+            await self._run(self._store.compact)
         else:
             await trio.lowlevel.checkpoint()
 
@@ -107,13 +110,15 @@ class DiskLedger:
         return await self._io(call, limiter=self._limiter)
 
     async def _serve(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Owns the open store, as a task of its own: not even a Ctrl-C, which hits the main task, keeps it from closing."""
+        """Hold the store open in this task. A Ctrl-C hits the main task, so it can't keep the store from being closed."""
         await self._run(self._store.open)
         try:
             task_status.started()
             await self._commits.serve()
         finally:
-            with trio.CancelScope(shield=True):  # unbounded like the write it ends: a thread can't be left behind
+            with trio.CancelScope(
+                shield=True
+            ):  # without a time limit, like the write it waits for: a thread can't be left behind
                 await self._run(self._store.close)
 
     async def _leave(self, _: object, __: BaseException | None) -> None:
@@ -132,15 +137,16 @@ async def open_ledger(
     disk: Disk | None = None,
     io: RunIO = run_io,
 ) -> AsyncGenerator[DiskLedger]:
-    """A durable ledger in a directory, which is created if need be.
+    """Open a durable ledger in a directory, which is created if it does not exist.
 
     ``keep_acked`` keeps acked groups for ``trio-rollout export``; otherwise their space is reclaimed. A ledger belongs to the
-    source and the samples per prompt of its first run; ``settings`` says what else must not change between its runs, by
-    name: ``{"reward": "exact_match, version 2"}``. ``batch`` and ``sizes`` bound commits and files; ``disk`` and ``io`` are for simulations. Entering blocks while what an earlier
-    run left is made consistent; leaving blocks for the write that was accepted, and for closing the database.
+    source and the samples per prompt of its first run. ``settings`` names what else must not change between its runs:
+    ``{"reward": "exact_match, version 2"}``. ``batch`` and ``sizes`` limit commits and files; ``disk`` and ``io`` are for
+    simulations. Entering blocks while the files of an earlier run are made consistent. Leaving blocks until an accepted
+    write has ended and the database is closed.
 
     Raises:
-      LedgerError: the ledger is in use by a living process, of a newer format, or damaged.
+      LedgerError: the ledger is in use by a living process, has a newer format, or is damaged.
 
     """
     where = fspath(path)

@@ -1,6 +1,6 @@
-"""Reading a ledger without disturbing the run that writes it: synchronous, read-only, nothing is locked.
+"""Read a ledger without disturbing the run that writes it: synchronous, read-only, without locks.
 
-Rows are read in small snapshots, so that a long export never keeps the writer from tidying its log. A body that the run
+Rows are read in small snapshots, so that a long export never keeps the writer from cleaning up its log. A body that the run
 has reclaimed or moved meanwhile is looked up again.
 """
 
@@ -22,9 +22,9 @@ from ..errors import LedgerError
 from . import _schema
 from ._codec import decode_failure, decode_group, decode_prompt, unpacked
 from ._disk import DATABASE, read_at
-from ._place import Inline, Place
+from ._location import Inline, Location
 from ._recover import quarantined
-from ._rows import place_of
+from ._rows import location_of
 from ._segments import name_of
 
 _PAGE = 256
@@ -41,7 +41,7 @@ _WITH_GROUP = (State.READY, State.DELIVERED, State.ACKED)
 
 @attrs.frozen(kw_only=True)
 class GroupSummary:
-    """One group without its tokens. ``attempts`` counts those used up, ``attempt`` is the last one's number."""
+    """One group without its tokens. ``attempts`` counts the attempts that were used up, ``attempt`` is the last one's number."""
 
     id: GroupId
     state: State
@@ -76,17 +76,17 @@ def _summary(row: tuple[Any, ...]) -> GroupSummary:
 @final
 @attrs.define(eq=False, repr=False)
 class LedgerReader:
-    """A ledger's content. Got from ``read_ledger``."""
+    """A ledger's content. Made by ``read_ledger``."""
 
     _path: Path
     _db: apsw.Connection
 
     def identity(self) -> RunIdentity | None:
-        """The run that the ledger belongs to; None if none has begun."""
+        """Return the run that the ledger belongs to; None if no run has begun."""
         return _schema.identity_of(self._db)
 
     def counts(self) -> dict[State, int]:
-        """Groups in each state; acked and filtered ones count even when their rows were reclaimed."""
+        """Return the number of groups in each state; acked and filtered ones count also after their rows were reclaimed."""
         found = {
             State(name): count for name, count in self._db.execute("SELECT state, count(*) FROM groups GROUP BY 1")
         }
@@ -95,20 +95,20 @@ class LedgerReader:
         return {state: found.get(state, 0) for state in states} | ended
 
     def next_step(self) -> int:
-        """The step that the next new batch will get."""
+        """Return the step of the next new batch."""
         return _schema.get_int(self._db, "next_step")
 
     def weight_version(self) -> int | None:
-        """The newest weight version that was recorded."""
+        """Return the newest weight version that was recorded."""
         version = _schema.get(self._db, "weight_version")
         return version if isinstance(version, int) else None
 
     def summaries(self, *states: State) -> Iterator[GroupSummary]:
-        """The groups in these states (none given: in any), in the order they were pulled."""
+        """Yield the groups in these states, in any state if none is given, in the order they were pulled."""
         return map(_summary, self._rows(states))
 
     def summary_by_id(self, gid: GroupId) -> GroupSummary | None:
-        """One group's summary; None if the ledger has no row of it."""
+        """Return one group's summary; None if the ledger has no row of it."""
         row = self._db.execute(_ROW, tuple(gid)).fetchone()
         return None if row is None else _summary(row)
 
@@ -120,9 +120,9 @@ class LedgerReader:
             yield from page
 
     def groups(self, *states: State) -> Iterator[tuple[State, Group]]:
-        """The finished groups in these states (none given: ready, delivered and acked), in the order they were pulled.
+        """Yield the finished groups in these states (default: ready, delivered, acked), in the order they were pulled.
 
-        A group that the run reclaims or takes back while this reads is left out.
+        A group that the run reclaims or requeues meanwhile is left out.
         """
         for row in self._rows(states or _WITH_GROUP):
             found = self._body(GroupId(*row[1:3]))
@@ -130,43 +130,43 @@ class LedgerReader:
                 yield found[0], decode_group(found[1])
 
     def group_by_id(self, gid: GroupId) -> Group | Prompt | None:
-        """The group, or its prompt if it isn't finished; None if the ledger has no body of that id."""
+        """Return the group, or its prompt if it isn't finished; None if the ledger has no body for this id."""
         found = self._body(gid)
         if found is None:
             return None
         return decode_group(found[1]) if found[0] in _WITH_GROUP else decode_prompt(found[1])
 
     def quarantined(self) -> tuple[QuarantineReport, ...]:
-        """The groups that were given up, in that order."""
+        """Return the quarantined groups, in the order in which they were quarantined."""
         return quarantined(self._db)
 
     def _body(self, gid: GroupId) -> tuple[State, bytes] | None:
-        found = self._place(gid)
+        found = self._location(gid)
         while found is not None:
             body = self._read(found[1])
             if body is not None:
                 return found[0], body
-            again = self._place(gid)
+            again = self._location(gid)
             if again == found:
                 raise LedgerError(f"ledger {self._path}: the body of group {gid} is damaged or gone ({found[1]})")
             found = again
         return None
 
-    def _place(self, gid: GroupId) -> tuple[State, Place] | None:
+    def _location(self, gid: GroupId) -> tuple[State, Location] | None:
         row = self._db.execute(
             "SELECT state, segment, start, length, crc, body FROM whole WHERE epoch = ? AND prompt = ?", tuple(gid)
         ).fetchone()
-        place = None if row is None else place_of(*row[1:])
-        return None if row is None or place is None else (State(row[0]), place)
+        location = None if row is None else location_of(*row[1:])
+        return None if row is None or location is None else (State(row[0]), location)
 
-    def _read(self, place: Place) -> bytes | None:
-        if isinstance(place, Inline):
-            return place.data
+    def _read(self, location: Location) -> bytes | None:
+        if isinstance(location, Inline):
+            return location.data
         try:
-            data = read_at(self._path / name_of(place.segment), place.offset, place.length)
+            data = read_at(self._path / name_of(location.segment), location.offset, location.length)
         except FileNotFoundError:
             return None
-        return data if place.holds(data) else None
+        return data if location.holds(data) else None
 
 
 def _open(path: Path, options: str) -> apsw.Connection:
@@ -179,15 +179,17 @@ def _open(path: Path, options: str) -> apsw.Connection:
 
 def _connect(path: Path) -> apsw.Connection:
     if not (path / DATABASE).exists():
-        raise LedgerError(f"{path} is no ledger: it holds no {DATABASE}")
+        raise LedgerError(f"{path} is no ledger: it has no {DATABASE}")
     try:
         return _open(path, "")
     except (apsw.ReadOnlyError, apsw.CantOpenError) as error:
-        # Where we may not write, SQLite can't make the files that readers and a writer share. Without a log (or with
-        # an empty one, as readers leave it) there is no writer, and nothing to share.
+        # In a read-only directory SQLite can't make the files that readers share with a writer. If there is no log, or
+        # an empty one as readers leave it, there is no writer and nothing to share.
         log = path / f"{DATABASE}-wal"
         if log.exists() and log.stat().st_size:
-            raise LedgerError(f"ledger {path} can't be read without the right to write there: {error}") from error
+            raise LedgerError(
+                f"ledger {path} can't be read without write permission in its directory: {error}"
+            ) from error
     except apsw.Error as error:
         raise LedgerError(f"ledger {path} can't be read: {error}") from error
     return _open(path, "&immutable=1")
@@ -195,10 +197,10 @@ def _connect(path: Path) -> apsw.Connection:
 
 @contextmanager
 def read_ledger(path: str | PathLike[str]) -> Generator[LedgerReader]:
-    """A ledger's content, also while a run writes it.
+    """Open a ledger for reading, also while a run writes it.
 
     Raises:
-      LedgerError: there is none, or it is of a newer format.
+      LedgerError: there is no ledger, or it has a newer format.
 
     """
     where = Path(path)

@@ -1,4 +1,4 @@
-"""What a ledger remembers, as the engine wants it on ``begin``."""
+"""The content of a ledger as the engine wants it on ``begin``."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,52 +9,14 @@ from .._core.events import Recovered, Unfinished
 from .._core.values import Group, GroupId, QuarantineReport
 from . import _schema
 from ._codec import decode_failure, decode_group, decode_prompt, unpacked
-from ._place import Place
-from ._rows import place_of
+from ._location import Location
+from ._rows import location_of
 
-Read = Callable[[Place], bytes]
-
-
-def _bodies(db: apsw.Connection, read: Read, state: str) -> Iterator[tuple[int, int, int, int | None, bytes]]:
-    rows = db.execute(
-        "SELECT attempt, attempts, free, step, segment, start, length, crc, body "
-        "FROM whole WHERE state = ? ORDER BY place",
-        (state,),
-    )
-    for attempt, attempts, free, step, *place in rows:
-        found = place_of(*place)
-        if found is None:
-            raise AssertionError(f"a {state} group without a body")
-        yield attempt, attempts, free, step, read(found)
-
-
-def _unfinished(db: apsw.Connection, read: Read) -> tuple[Unfinished, ...]:
-    return tuple(
-        Unfinished(prompt=decode_prompt(body), attempt=attempt, attempts=attempts, unpenalized=free)
-        for attempt, attempts, free, _, body in _bodies(db, read, "waiting")
-    )
-
-
-def _delivered(db: apsw.Connection, read: Read) -> tuple[tuple[int, tuple[Group, ...]], ...]:
-    steps: dict[int, list[Group]] = {}
-    for _, _, _, step, body in _bodies(db, read, "delivered"):
-        steps.setdefault(step or 0, []).append(decode_group(body))
-    return tuple((step, tuple(groups)) for step, groups in sorted(steps.items()))
-
-
-def quarantined(db: apsw.Connection) -> tuple[QuarantineReport, ...]:
-    """The groups that were given up, in that order."""
-    rows = db.execute(
-        "SELECT epoch, prompt, cause, attempts, error FROM groups WHERE state = 'quarantined' ORDER BY place"
-    )
-    return tuple(
-        QuarantineReport(id=GroupId(epoch, prompt), cause=Cause(cause), attempts=attempts, error=decode_failure(error))
-        for epoch, prompt, cause, attempts, error in rows
-    )
+Read = Callable[[Location], bytes]
 
 
 def recovered(db: apsw.Connection, read: Read) -> Recovered:
-    """Everything that the runs before this one left.
+    """Return everything that the runs before this one left.
 
     Raises:
       LedgerError: a body is damaged.
@@ -73,3 +35,41 @@ def recovered(db: apsw.Connection, read: Read) -> Recovered:
         weight_version=version if isinstance(version, int) else None,
         acked_step=acked_step if isinstance(acked_step, int) else None,
     )
+
+
+def quarantined(db: apsw.Connection) -> tuple[QuarantineReport, ...]:
+    """Return the quarantined groups, in the order in which they were quarantined."""
+    rows = db.execute(
+        "SELECT epoch, prompt, cause, attempts, error FROM groups WHERE state = 'quarantined' ORDER BY place"
+    )
+    return tuple(
+        QuarantineReport(id=GroupId(epoch, prompt), cause=Cause(cause), attempts=attempts, error=decode_failure(error))
+        for epoch, prompt, cause, attempts, error in rows
+    )
+
+
+def _bodies(db: apsw.Connection, read: Read, state: str) -> Iterator[tuple[int, int, int, int | None, bytes]]:
+    rows = db.execute(
+        "SELECT attempt, attempts, free, step, segment, start, length, crc, body "
+        "FROM whole WHERE state = ? ORDER BY place",
+        (state,),
+    )
+    for attempt, attempts, free, step, *columns in rows:
+        location = location_of(*columns)
+        if location is None:
+            raise AssertionError(f"a {state} group without a body")
+        yield attempt, attempts, free, step, read(location)
+
+
+def _unfinished(db: apsw.Connection, read: Read) -> tuple[Unfinished, ...]:
+    return tuple(
+        Unfinished(prompt=decode_prompt(body), attempt=attempt, attempts=attempts, unpenalized=free)
+        for attempt, attempts, free, _, body in _bodies(db, read, "waiting")
+    )
+
+
+def _delivered(db: apsw.Connection, read: Read) -> tuple[tuple[int, tuple[Group, ...]], ...]:
+    steps: dict[int, list[Group]] = {}
+    for _, _, _, step, body in _bodies(db, read, "delivered"):
+        steps.setdefault(step or 0, []).append(decode_group(body))
+    return tuple((step, tuple(groups)) for step, groups in sorted(steps.items()))

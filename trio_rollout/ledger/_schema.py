@@ -1,4 +1,4 @@
-"""The tables of a ledger, and whether a database is one: format, identity, settings of its connections."""
+"""The tables of a ledger, its format, the run that it belongs to, and the settings of a writer's connection."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from .._core.events import RunIdentity
 from ..errors import LedgerError
 
 FORMAT = 1
-"""Raised whenever an older version of the package could misread what a newer one writes."""
+"""Increased whenever an older version of the package could misread the files of a newer one."""
 
 _TABLES = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -44,13 +44,13 @@ CREATE INDEX groups_by_segment ON groups(segment) WHERE segment IS NOT NULL;
 
 
 def get(db: apsw.Connection, key: str) -> object:
-    """A value of the meta table; None if it was never set."""
+    """Return a value of the meta table; None if it was never set."""
     row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
     return None if row is None else row[0]
 
 
 def get_int(db: apsw.Connection, key: str) -> int:
-    """A counter of the meta table; 0 if it was never set."""
+    """Return a counter of the meta table; 0 if it was never set."""
     value = get(db, key)
     return value if isinstance(value, int) else 0
 
@@ -61,36 +61,38 @@ def put(db: apsw.Connection, key: str, value: int | str | bytes) -> None:
 
 
 def segments(db: apsw.Connection) -> dict[int, tuple[int, int]]:
-    """For each segment that rows name: where its last body ends, and how many bytes they name."""
+    """Return, for each segment that rows name, the end of its last body and its live bytes."""
     query = "SELECT segment, max(start + length), sum(length) FROM groups WHERE segment IS NOT NULL GROUP BY segment"
     return {number: (end, live) for number, end, live in db.execute(query)}
 
 
 def free_bytes(db: apsw.Connection) -> int:
-    """Bytes of the database's pages that hold nothing."""
+    """Return the bytes in unused pages of the database."""
     ((pages,), (size,)) = *db.execute("PRAGMA freelist_count"), *db.execute("PRAGMA page_size")
     return int(pages) * int(size)
 
 
 def shrink(db: apsw.Connection) -> None:
-    """Give some of them back; what the file is cut to shows when the log is next carried over."""
+    """Free some unused pages; the file shrinks when the log is next written into it."""
     db.execute("PRAGMA incremental_vacuum(4096)").fetchall()
 
 
 def prepare(db: apsw.Connection, where: str) -> None:
-    """Make a writer's connection durable, and create the tables in a new database.
+    """Set up a writer's connection for durable writes, and create the tables in a new database.
 
     Raises:
-      LedgerError: the database is no ledger, or is of a newer format.
+      LedgerError: the database is no ledger, or has a newer format.
 
     """
-    db.set_busy_timeout(10_000)  # a reader that opens after a crash holds the lock while it recovers the log
-    db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new database; so that it can give pages back
-    mode = db.execute("PRAGMA journal_mode = WAL").fetchall()  # to the end: that is where it is written
-    if mode != [("wal",)]:  # where it can't, SQLite stays as it was without an error
+    db.set_busy_timeout(10_000)  # after a crash a reader holds the lock while it recovers the log
+    db.execute(
+        "PRAGMA auto_vacuum = INCREMENTAL"
+    )  # has an effect in a new database only; unused pages can then be freed
+    mode = db.execute("PRAGMA journal_mode = WAL").fetchall()  # all rows: the mode is set when the last one is read
+    if mode != [("wal",)]:  # SQLite raises no error if it can't change the mode
         raise LedgerError(f"ledger {where}: its directory can't hold a write-ahead log (SQLite stays in mode {mode})")
     db.execute("PRAGMA synchronous = FULL")
-    db.execute("PRAGMA journal_size_limit = 16777216")  # what one large transaction grew is given back
+    db.execute("PRAGMA journal_size_limit = 16777216")  # bytes; the space of one large transaction is freed
     check_format(db, where, may_be_new=True)
     if not _tables(db):
         with db:
@@ -103,19 +105,17 @@ def _tables(db: apsw.Connection) -> set[object]:
 
 
 def check_format(db: apsw.Connection, where: str, *, may_be_new: bool = False) -> None:
-    """Refuse what is no ledger of this format.
+    """Refuse a database that is no ledger of this format.
 
     Raises:
-      LedgerError: says what it is instead, and what to do.
+      LedgerError: says what the database is instead, and what to do.
 
     """
     tables = _tables(db)
     if not tables and may_be_new:
         return
     if not tables:
-        raise LedgerError(
-            f"ledger {where} is empty: the run that made it was stopped before it had begun; run it again"
-        )
+        raise LedgerError(f"ledger {where} is empty: its run was stopped before it had begun; start that run again")
     if not {"meta", "groups"} <= tables:
         raise LedgerError(f"{where} holds a database that is no ledger (tables: {sorted(map(str, tables))})")
     found = get(db, "format")
@@ -127,10 +127,10 @@ def check_format(db: apsw.Connection, where: str, *, may_be_new: bool = False) -
 
 
 def bind(db: apsw.Connection, identity: RunIdentity, where: str) -> None:
-    """Bind the ledger to a run, or check that it is that run's.
+    """Bind a new ledger to a run, or check that the ledger belongs to that run.
 
     Raises:
-      LedgerError: it belongs to another run; names what differs.
+      LedgerError: the ledger belongs to another run; names the setting that differs.
 
     """
     known = identity_of(db)
@@ -150,7 +150,7 @@ def bind(db: apsw.Connection, identity: RunIdentity, where: str) -> None:
 
 
 def identity_of(db: apsw.Connection) -> RunIdentity | None:
-    """The run that the ledger belongs to; None if none has begun."""
+    """Return the run that the ledger belongs to; None if no run has begun."""
     source, settings = get(db, "source"), get(db, "settings")
     if not isinstance(source, str):
         return None

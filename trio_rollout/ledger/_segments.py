@@ -1,7 +1,7 @@
-"""Segment files: bodies, one behind the other, in append-only files. What is alive in them is what the rows name.
+"""Segment files: bodies in append-only files. The bodies that rows name are live, all other bytes are dead.
 
 Owns the files and the count of live bytes in each. A file is renamed before it is deleted, so that a crash in between
-leaves a name that means "dead". A reader with an old row finds no file, or bytes that fail the row's checksum.
+leaves a name that means "dead". A reader with an outdated row finds no file, or bytes that fail the row's checksum.
 """
 
 import zlib
@@ -12,18 +12,18 @@ import attrs
 
 from ..errors import LedgerError
 from ._disk import Disk
-from ._place import InSegment
+from ._location import InSegment
 
 _LIVE, _DEAD = ".seg", ".dead"
 
 
 def name_of(segment: int) -> str:
-    """The file of a segment."""
+    """Return the file name of a segment."""
     return f"{segment:010d}{_LIVE}"
 
 
 def number_of(name: str) -> int | None:
-    """The segment of a file; None if the file is none."""
+    """Return the segment of a file; None if it is no segment file."""
     stem = name.removesuffix(_LIVE)
     return int(stem) if name.endswith(_LIVE) and stem.isdecimal() else None
 
@@ -41,16 +41,18 @@ class _File:
 @final
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Segments:
-    """The segment files of a ledger. ``roll`` is the size above which a new one is begun."""
+    """The segment files of a ledger. A body that would take a file above ``max_bytes`` begins a new one."""
 
     disk: Disk
-    roll: int
-    next_number: int = attrs.field(default=0, init=False)
+    max_bytes: int
+    _next_number: int = attrs.field(default=0, init=False)
     _files: dict[int, _File] = attrs.field(factory=dict, init=False)
     _active: int | None = attrs.field(default=None, init=False)
 
     def open(self, named: Mapping[int, tuple[int, int]]) -> None:
-        """Cut and delete what no row names. ``named``: for each segment the end of its last body, and its live bytes.
+        """Cut off and delete everything that no row names.
+
+        ``named``: for each segment the end of its last body, and its live bytes.
 
         Raises:
           LedgerError: bytes that a row names are missing.
@@ -64,21 +66,21 @@ class Segments:
             elif name.endswith(_DEAD) and number_of(name.removesuffix(_DEAD) + _LIVE) is not None:
                 self.disk.delete(name)
         for number, (end, live) in sorted(named.items()):
-            self._cut(number, end, present=name_of(number) in names)
+            self._truncate(number, end, present=name_of(number) in names)
             self._files[number] = _File(end, live)
             self._active = number
-        self.next_number = max(named, default=-1) + 1
+        self._next_number = max(named, default=-1) + 1
 
-    def _cut(self, number: int, end: int, *, present: bool) -> None:
+    def _truncate(self, number: int, end: int, *, present: bool) -> None:
         name = name_of(number)
         size = self.disk.size(name) if present else 0
         if size < end:
-            raise LedgerError(f"segment {name} has {size} bytes, the ledger needs {end} of it: the disk lost data")
+            raise LedgerError(f"segment {name} has {size} bytes, the ledger needs {end} of them: the disk lost data")
         if size > end:
-            self.disk.truncate(name, end)  # durable with the next body, and until then it may be cut again
+            self.disk.truncate(name, end)  # durable with the next body; until then the next open may do it again
 
     def append(self, bodies: Sequence[bytes]) -> list[InSegment]:
-        """Write bodies behind each other and make them durable."""
+        """Write bodies one after the other and make them durable; return their locations."""
         total = sum(map(len, bodies))
         number = self._with_room(total)
         file = self._files[number]
@@ -86,53 +88,53 @@ class Segments:
         self.disk.sync(name_of(number))
         if file.size == 0:
             self.disk.sync_names()
-        places = []
+        locations = []
         for body in bodies:
-            places.append(InSegment(number, file.size, len(body), zlib.crc32(body)))
+            locations.append(InSegment(number, file.size, len(body), zlib.crc32(body)))
             file.size += len(body)
-        return places
+        return locations
 
     def _with_room(self, total: int) -> int:
         active = self._active
-        if active is None or (self._files[active].size and self._files[active].size + total > self.roll):
-            active = self._active = self.next_number
+        if active is None or (self._files[active].size and self._files[active].size + total > self.max_bytes):
+            active = self._active = self._next_number
             self._files[active] = _File(0)
-            self.next_number += 1
+            self._next_number += 1
         return active
 
-    def read(self, place: InSegment) -> bytes:
-        """A body.
+    def read(self, location: InSegment) -> bytes:
+        """Return a body.
 
         Raises:
-          LedgerError: it is not the one that was written.
+          LedgerError: the bytes are not those that were written.
 
         """
-        name = name_of(place.segment)
-        data = self.disk.read(name, place.offset, place.length)
-        if not place.holds(data):
-            raise LedgerError(f"segment {name} is damaged: the body at {place.offset} fails its checksum")
+        name = name_of(location.segment)
+        data = self.disk.read(name, location.offset, location.length)
+        if not location.holds(data):
+            raise LedgerError(f"segment {name} is damaged: the body at {location.offset} fails its checksum")
         return data
 
-    def account(self, moves: Iterable[tuple[int, int]]) -> None:
-        """Rows took or dropped so many bytes of a segment."""
-        for number, change in moves:
+    def apply_changes(self, changes: Iterable[tuple[int, int]]) -> None:
+        """Count live bytes that rows took or dropped: pairs of segment and bytes."""
+        for number, change in changes:
             self._files[number].live += change
 
-    def victim(self) -> int | None:
-        """The segment to empty next, so that dead bytes stay below one segment; None if all is well."""
+    def next_to_compact(self) -> int | None:
+        """Return the segment to empty next; None while the dead bytes are below the size of one segment."""
         empty = [number for number, file in self._files.items() if not file.live and number != self._active]
         if empty:
             return empty[0]
-        if sum(file.dead for file in self._files.values()) <= self.roll:
+        if sum(file.dead for file in self._files.values()) <= self.max_bytes:
             return None
         return max(self._files, key=lambda number: self._files[number].dead)
 
     def seal(self, number: int) -> None:
-        """Write nothing more into this segment."""
+        """Write no more bodies into this segment."""
         if number == self._active:
             self._active = None
 
-    def retire(self, number: int) -> None:
+    def delete(self, number: int) -> None:
         """Delete a segment that no row names."""
         if self._files[number].live:
             raise AssertionError(f"segment {number} has {self._files[number].live} live bytes")
@@ -143,8 +145,3 @@ class Segments:
         dead = name.removesuffix(_LIVE) + _DEAD
         self.disk.rename(name, dead)
         self.disk.delete(dead)
-
-    @property
-    def dead_bytes(self) -> int:
-        """Bytes that no row names."""
-        return sum(file.dead for file in self._files.values())

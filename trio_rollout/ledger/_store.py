@@ -1,7 +1,11 @@
-"""The ledger on disk, without a clock or tasks: the database, the segments, and the order in which they are written.
+"""The ledger on disk: the database, the segment files, and the order in which they are written. No clock, no tasks.
 
-Every method blocks and is called from one worker thread at a time. Invariant 1: a row names a body only after the body
-is durable. Invariant 2: after a failed write the store is broken: nothing is written any more, the next open recovers.
+Every method blocks, and is called from one worker thread at a time. Invariant 1: a row names a body only after the body is
+durable. Invariant 2: after a failed write nothing is written any more; the next open recovers.
+
+A body goes where its batch makes it cheapest: a segment file costs one more sync, the database writes a body twice. Dead
+bytes are bounded and not collected when convenient, so that one slow group can't keep the disk of a long run. Measurements
+and limits: docs/decisions/0008-what-the-ledger-is-made-of.md.
 """
 
 import errno
@@ -15,25 +19,25 @@ from .._core.events import Recovered, RunIdentity
 from ..errors import DataRefused, LedgerError
 from . import _schema
 from ._disk import Disk
-from ._place import Inline, InSegment, Place
-from ._records import Encoded, Record
+from ._location import Inline, InSegment, Location
 from ._recover import recovered
-from ._rows import Apply, Row, Rows
+from ._rows import EventApplier, Row, Rows
 from ._segments import Segments
+from ._transaction import EncodedEvent, Transaction
 
 T = TypeVar("T")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_MOVED_AT_ONCE = 16 * 2**20  # as much as one batch
+_MOST_MOVED_AT_ONCE = 16 * 2**20  # bytes; as much as one batch
 
 
 @attrs.frozen(kw_only=True)
 class StoreLimits:
     """Sizes in bytes.
 
-    Bodies above ``inline`` go to a segment if those of one batch exceed ``together``: below that the segment's own sync
-    costs more than writing them twice, as the database does (benchmarks/bench_commit.py --threshold). A segment file
-    ends at ``segment``.
+    Bodies above ``inline`` go to a segment file if those of one batch exceed ``together``. Below that, the sync of the
+    segment costs more than writing the bodies twice, as the database does (benchmarks/bench_commit.py --threshold). A
+    segment file is closed at ``segment``.
     """
 
     inline: int = 4096
@@ -52,21 +56,21 @@ class Store:
     limits: StoreLimits = attrs.field(factory=StoreLimits)
     _db: apsw.Connection | None = attrs.field(default=None, init=False)
     _rows: Rows = attrs.field(init=False)
-    _apply: Apply = attrs.field(init=False)
+    _applier: EventApplier = attrs.field(init=False)
     _segments: Segments = attrs.field(init=False)
-    _free: int = attrs.field(default=0, init=False)
+    _free_bytes: int = attrs.field(default=0, init=False)
     _broken: LedgerError | None = attrs.field(default=None, init=False)
 
     def open(self) -> None:
-        """Lock the directory, open the database, cut what no row names.
+        """Lock the directory, open the database, and cut off bodies that no row names.
 
         Raises:
-          LedgerError: it is in use, is of a newer format, is damaged, or can't be written.
+          LedgerError: the ledger is in use, has a newer format, is damaged, or can't be written.
 
         """
-        self._guarded("opening it", self.disk.lock)
+        self._guarded("opening the ledger", self.disk.lock)
         try:
-            self._guarded("opening it", self._open)
+            self._guarded("opening the ledger", self._open)
         except BaseException:
             self.close()
             raise
@@ -74,110 +78,120 @@ class Store:
     def _open(self) -> None:
         self._db = db = self.disk.connect()
         _schema.prepare(db, self.where)
-        self._segments = Segments(disk=self.disk, roll=self.limits.segment)
+        self._segments = Segments(disk=self.disk, max_bytes=self.limits.segment)
         self._segments.open(_schema.segments(db))
         self._rows = Rows(db)
-        self._apply = Apply(rows=self._rows, read=self._read, keep=self.keep_acked)
+        self._applier = EventApplier(rows=self._rows, read=self._read, keep=self.keep_acked)
 
     def close(self) -> None:
-        """Close the database and let go of the directory."""
+        """Close the database and unlock the directory."""
         try:
             if self._db is not None:
                 self._db.close(force=True)
         except apsw.Error:
-            pass  # it could not tidy its log, as SQLite's own VFS would not even say; the next open reads the log
+            pass  # SQLite could not clean up its log; the next open reads that log
         finally:
             self.disk.unlock()
 
     def begin(self, identity: RunIdentity) -> Recovered:
-        """Bind the ledger to a run and read what it remembers."""
+        """Bind the ledger to a run and return everything it remembers.
+
+        Raises:
+          LedgerError: the ledger belongs to another run, or is damaged.
+
+        """
 
         def begin() -> Recovered:
             _schema.bind(self._rows.db, identity, self.where)
             return recovered(self._rows.db, self._read)
 
-        return self._guarded("binding it to this run", begin)
+        return self._guarded("binding the ledger to this run", begin)
 
-    def commit(self, batch: Sequence[Record]) -> list[LedgerError | None]:
-        """Write a batch; each record's own refusal, or None.
+    def commit(self, batch: Sequence[Transaction]) -> list[LedgerError | None]:
+        """Write a batch, and return each transaction's refusal, or None.
 
         Raises:
-          LedgerError: the write failed; nothing of the batch counts as written, and nothing ever will be.
+          LedgerError: the write failed. Nothing of the batch counts as written, and nothing is written any more.
 
         """
-        return self._guarded(f"writing {len(batch)} records", lambda: self._commit(batch))
+        return self._guarded(f"writing a batch of {len(batch)}", lambda: self._commit(batch))
 
-    def _commit(self, batch: Sequence[Record]) -> list[LedgerError | None]:
-        places = iter(self._lay([body for record in batch for item in record for body in item.bodies]))
-        laid = [[(item, [next(places) for _ in item.bodies]) for item in record] for record in batch]
-        fates: list[LedgerError | None] = []
+    def _commit(self, batch: Sequence[Transaction]) -> list[LedgerError | None]:
+        locations = iter(
+            self._write_bodies([body for transaction in batch for item in transaction for body in item.bodies])
+        )
+        located = [[(item, [next(locations) for _ in item.bodies]) for item in transaction] for transaction in batch]
+        results: list[LedgerError | None] = []
         with self._rows.db as db:
-            fates = [self._commit_one(record) for record in laid]
-        self._segments.account(self._rows.take_moves())
-        self._free = _schema.free_bytes(db)
-        return fates
+            results = [self._commit_one(transaction) for transaction in located]
+        self._segments.apply_changes(self._rows.take_segment_changes())
+        self._free_bytes = _schema.free_bytes(db)
+        return results
 
-    def _lay(self, bodies: Sequence[bytes]) -> Iterator[Place]:
-        """Put every body where it belongs; those in segments are durable from here on."""
+    def _write_bodies(self, bodies: Sequence[bytes]) -> Iterator[Location]:
+        """Return a location for every body. Bodies in segments are written and durable from here on."""
         large = [body for body in bodies if len(body) > self.limits.inline]
         if sum(map(len, large)) <= self.limits.together:
             return map(Inline, bodies)
-        laid = iter(self._segments.append(large))
-        return (next(laid) if len(body) > self.limits.inline else Inline(body) for body in bodies)
+        located = iter(self._segments.append(large))
+        return (next(located) if len(body) > self.limits.inline else Inline(body) for body in bodies)
 
-    def _commit_one(self, record: Sequence[tuple[Encoded, Sequence[Place]]]) -> LedgerError | None:
-        mark = len(self._rows.moves)
+    def _commit_one(self, transaction: Sequence[tuple[EncodedEvent, Sequence[Location]]]) -> LedgerError | None:
+        mark = len(self._rows.segment_changes)
         try:
             with self._rows.db:  # inside a transaction: a savepoint
-                for item, places in record:
-                    self._apply(item, places)
-        except LedgerError as refusal:
-            fate = refusal
-        except (ValueError, TypeError, OverflowError) as error:  # a value that SQLite has no place for
-            fate = DataRefused(f"ledger {self.where}: an event can't be written: {error}")
+                for item, locations in transaction:
+                    self._applier.apply(item, locations)
+        except LedgerError as error:
+            refusal = error
+        except (ValueError, TypeError, OverflowError) as error:  # a value that SQLite can't hold
+            refusal = DataRefused(f"ledger {self.where}: an event can't be written: {error}")
         else:
             return None
-        del self._rows.moves[mark:]
-        return fate
+        del self._rows.segment_changes[mark:]
+        return refusal
 
     @property
-    def untidy(self) -> bool:
-        """Whether there are more dead bytes on disk than there may be."""
-        return self._broken is None and (self._segments.victim() is not None or self._free > self._free_most)
+    def needs_compaction(self) -> bool:
+        """True if there are more dead bytes on disk than are allowed."""
+        return self._broken is None and (
+            self._segments.next_to_compact() is not None or self._free_bytes > self._most_free_bytes
+        )
 
     @property
-    def _free_most(self) -> int:
-        return self.limits.segment // 4  # together with the log well below the second of the two segments
+    def _most_free_bytes(self) -> int:
+        # With the log this stays well below the two segments that the disk may hold beyond the live bytes.
+        return self.limits.segment // 4
 
-    def tidy(self) -> None:
-        """Give dead bytes back: delete the segments that no row names, empty those with few live bytes.
+    def compact(self) -> None:
+        """Free dead bytes: delete segments that no row names, and move the live bodies out of mostly dead ones.
 
         Raises:
-          LedgerError: it failed; the store is broken.
+          LedgerError: a write failed; nothing is written any more.
 
         """
-        self._guarded("reclaiming space", self._tidy)
+        self._guarded("reclaiming space", self._compact)
 
-    def _tidy(self) -> None:
-        while (victim := self._segments.victim()) is not None:
-            self._segments.seal(victim)
-            while page := self._rows.in_segment(victim, limit=_MOVED_AT_ONCE):
+    def _compact(self) -> None:
+        while (segment := self._segments.next_to_compact()) is not None:
+            self._segments.seal(segment)
+            while page := self._rows.in_segment(segment, limit=_MOST_MOVED_AT_ONCE):
                 self._move(page)
-            self._segments.retire(victim)
-        while self._free > self._free_most:
+            self._segments.delete(segment)
+        while self._free_bytes > self._most_free_bytes:
             _schema.shrink(self._rows.db)
-            self._free = _schema.free_bytes(self._rows.db)
+            self._free_bytes = _schema.free_bytes(self._rows.db)
 
     def _move(self, page: Sequence[tuple[Row, InSegment]]) -> None:
-        bodies = [self._segments.read(place) for _, place in page]
-        places = self._segments.append(bodies)
+        bodies = [self._segments.read(location) for _, location in page]
+        locations = self._segments.append(bodies)
         with self._rows.db:
-            for (row, _), place in zip(page, places, strict=True):
-                self._rows.set_body(row, place)
-        self._segments.account(self._rows.take_moves())
+            for (row, _), location in zip(page, locations, strict=True):
+                self._rows.set_body(row, location)
+        self._segments.apply_changes(self._rows.take_segment_changes())
 
-    def _read(self, place: Place) -> bytes:
-        return place.data if isinstance(place, Inline) else self._segments.read(place)
+    def _read(self, location: Location) -> bytes:
+        return location.data if isinstance(location, Inline) else self._segments.read(location)
 
     def _guarded(self, what: str, call: Callable[[], T]) -> T:
         if self._broken is not None:
@@ -187,9 +201,9 @@ class Store:
         except (OSError, apsw.Error) as error:
             full = isinstance(error, apsw.FullError) or getattr(error, "errno", None) in _FULL
             hint = (
-                "the disk is full: make room, then start again" if full else "start again to go on from what is on disk"
+                "the disk is full: free some space, then start again" if full else "start again to resume from the disk"
             )
             self._broken = LedgerError(
-                f"ledger {self.where}: {what} failed, nothing more will be written: {error}; {hint}"
+                f"ledger {self.where}: {what} failed and nothing more will be written: {error}; {hint}"
             )
             raise self._broken from error

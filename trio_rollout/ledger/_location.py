@@ -1,6 +1,7 @@
-"""Where a body lies: in the database, or in a segment file."""
+"""The location of a body on disk: in the database, or in a segment file."""
 
 import zlib
+from typing import TypeAlias
 
 import attrs
 
@@ -10,11 +11,6 @@ class Inline:
     """The body is in the database."""
 
     data: bytes
-
-    @property
-    def length(self) -> int:
-        """Bytes of the body."""
-        return len(self.data)
 
 
 @attrs.frozen
@@ -26,14 +22,9 @@ class InSegment:
     length: int
     crc: int
 
-    @property
-    def end(self) -> int:
-        """Offset behind the body."""
-        return self.offset + self.length
-
     def holds(self, data: bytes) -> bool:
-        """Whether these are the bytes that were written."""
+        """Return True if these are the bytes that were written."""
         return len(data) == self.length and zlib.crc32(data) == self.crc
 
 
-Place = Inline | InSegment
+Location: TypeAlias = Inline | InSegment

@@ -1,0 +1,72 @@
+"""The events of one ``Ledger.record`` call, with user data and everything large already encoded.
+
+Encoding happens in the caller's task, before the write is accepted: data that can't be encoded fails its own caller only.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import attrs
+
+from .._core.events import Event, Pulled, Quarantined, Ready, Requeued
+from .._core.values import Failure
+from ._codec import encode_data, encode_failure, encode_group, encode_prompt
+
+
+@attrs.frozen(kw_only=True)
+class EncodedEvent:
+    """One event with its encoded parts."""
+
+    event: Event
+    bodies: tuple[bytes, ...] = ()
+    """The event's prompts, or its group."""
+    note: bytes | None = None
+    """The source's state, the rewards or the error."""
+
+    @property
+    def size(self) -> int:
+        """Approximate bytes that the event takes on disk."""
+        return 100 + sum(map(len, self.bodies)) + len(self.note or b"")
+
+
+Transaction: TypeAlias = tuple[EncodedEvent, ...]
+"""The events of one caller: all of them are written, or none."""
+
+
+def encode_transaction(events: Sequence[Event]) -> Transaction:
+    """Encode the events of one caller.
+
+    Raises:
+      DataRefused: user data in them can't be stored; names the group and the place in its data.
+
+    """
+    return tuple(map(_encoded, events))
+
+
+def size_of(transaction: Transaction) -> int:
+    """Return the approximate bytes that the transaction takes on disk."""
+    return sum(item.size for item in transaction)
+
+
+def _encoded(event: Event) -> EncodedEvent:
+    match event:
+        case Pulled():
+            return EncodedEvent(
+                event=event,
+                bodies=tuple(map(encode_prompt, event.prompts)),
+                note=encode_data("the source's state", event.source_state),
+            )
+        case Ready():
+            rewards = [row.reward for row in event.group.trajectories]
+            note = encode_data(f"the rewards of group {event.group.id}", rewards)
+            return EncodedEvent(event=event, bodies=(encode_group(event.group),), note=note)
+        case Requeued():
+            return EncodedEvent(event=event, note=_error(event.error))
+        case Quarantined():
+            return EncodedEvent(event=event, note=_error(event.report.error))
+        case _:
+            return EncodedEvent(event=event)
+
+
+def _error(failure: Failure | None) -> bytes | None:
+    return None if failure is None else encode_failure(failure)
