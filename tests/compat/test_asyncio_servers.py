@@ -45,7 +45,7 @@ async def bridge(request, libuv):
     settings = BridgeSettings(slow_step=60)  # on a busy machine an import takes seconds
     async with open_bridge("thread", loop_factory=factory, settings=settings) as bridge:
         yield bridge
-        assert not bridge.statistics().offences
+        assert not bridge.statistics().misuse
 
 
 async def open_httpx():
@@ -118,7 +118,7 @@ async def test_what_a_client_does_behind_a_cancelled_call_is_its_own_affair(brid
             await servers.generate([1], SamplingParams(max_new_tokens=4))
         assert looking
         assert not ended
-    assert not bridge.statistics().offences
+    assert not bridge.statistics().misuse
 
 
 async def test_refusals_and_broken_connections_are_told_apart(bridge, client):

@@ -18,7 +18,7 @@ from trio_rollout_compat.bridge import (
     BridgeClosed,
     BridgeError,
     BridgeSettings,
-    Offence,
+    Misuse,
     open_bridge,
 )
 
@@ -105,7 +105,7 @@ async def test_a_cancelled_error_of_its_own_becomes_an_exception(bridge):
     async def cancelled():
         raise asyncio.CancelledError("library")
 
-    with pytest.raises(AsyncioCancelled, match=r"cancelled.*nobody on the Trio side asked for"):
+    with pytest.raises(AsyncioCancelled, match=r"cancelled.*the Trio side did not ask for"):
         await bridge.call(cancelled)
 
 
@@ -116,7 +116,7 @@ async def test_exits_become_exceptions_and_the_bridge_goes_on(bridge, caplog):
     with pytest.raises(AsyncioExit, match=r"leave.*SystemExit\(3\)"):
         await bridge.call(leave)
     assert await bridge.call(add, 1, two=1) == 2
-    assert sum(bridge.statistics().offences[Offence.EXITED].values()) == 1
+    assert sum(bridge.statistics().misuse[Misuse.EXITED].values()) == 1
 
 
 async def test_exits_in_child_tasks_stay_in_their_group(bridge, caplog):
@@ -153,7 +153,7 @@ async def test_a_background_crash_is_counted_and_named(bridge, caplog):
     await bridge.call(parent)
     gc.collect()  # asyncio speaks of it when the task is thrown away
     await bridge.call(add, 1, two=1)
-    (name,) = bridge.statistics().offences[Offence.CRASHED]
+    (name,) = bridge.statistics().misuse[Misuse.CRASHED]
     assert "parent" in name
     assert "in the background" in caplog.text
 
@@ -379,7 +379,7 @@ async def test_a_host_s_old_task_factory_will_do(host_loop):
         value, name = await bridge.call(parent)
     assert value == "trio"
     assert name.endswith("parent")
-    assert not bridge.statistics().offences
+    assert not bridge.statistics().misuse
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no tasks please"), SystemExit(1)])
@@ -418,16 +418,16 @@ async def test_two_bridges_on_one_loop_are_told_apart(host_loop, caplog):
 
     def told(bridge):
         """How often of each kind. Of slow steps only that there were some: on a busy machine any step may be one."""
-        offences = bridge.statistics().offences
-        return {kind: kind is Offence.BLOCKED or sum(names.values()) for kind, names in offences.items()}
+        misuse = bridge.statistics().misuse
+        return {kind: kind is Misuse.BLOCKED or sum(names.values()) for kind, names in misuse.items()}
 
     async with (
         open_bridge(loop=host_loop, settings=settings) as outer,
         open_bridge(loop=host_loop, settings=settings) as inner,
     ):
         counts = await wrong(inner)
-        assert set(counts) == {Offence.BLOCKED, Offence.LEAKED, Offence.CRASHED, Offence.EXITED}
-        assert not outer.statistics().offences
+        assert set(counts) == {Misuse.BLOCKED, Misuse.LEAKED, Misuse.CRASHED, Misuse.EXITED}
+        assert not outer.statistics().misuse
         assert await wrong(outer) == counts
         assert told(inner) == counts
 

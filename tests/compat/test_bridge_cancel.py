@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from trio_rollout_compat.bridge import BridgeSettings, LeakedTasks, Offence, OnLeak, open_bridge
+from trio_rollout_compat.bridge import BridgeSettings, LeakedTasks, Misuse, OnLeak, open_bridge
 
 from .handshake import Reached, forever
 
@@ -45,7 +45,7 @@ async def test_the_asyncio_finally_is_awaited(bridge):
     reached = Reached()
     assert await cancel_when(reached, bridge.call, work, reached)
     assert log == ["cleaned"]
-    assert not bridge.statistics().offences
+    assert not bridge.statistics().misuse
 
 
 async def cleanup_by_finally(step):
@@ -166,7 +166,7 @@ async def test_a_swallowed_cancellation_is_delivered_again(bridge):
     reached = Reached()
     assert await cancel_when(reached, bridge.call, stubborn, reached)
     assert len(swallowed) == 3
-    assert not bridge.statistics().offences
+    assert not bridge.statistics().misuse
 
 
 async def save_in_a_variable(_hits):
@@ -302,7 +302,7 @@ async def test_who_keeps_a_cancellation_and_goes_on_gets_the_next_one(bridge, wo
     reached = Reached()
     assert await cancel_when(reached, bridge.call, run, reached)
     assert len(hits) == 3
-    assert not bridge.statistics().offences
+    assert not bridge.statistics().misuse
 
 
 async def test_a_function_that_swallows_it_and_returns_is_still_cancelled(bridge, caplog):
@@ -315,7 +315,7 @@ async def test_a_function_that_swallows_it_and_returns_is_still_cancelled(bridge
 
     reached = Reached()
     assert await cancel_when(reached, bridge.call, swallow, reached)
-    assert sum(bridge.statistics().offences[Offence.SWALLOWED].values()) == 1
+    assert sum(bridge.statistics().misuse[Misuse.SWALLOWED].values()) == 1
 
 
 async def test_an_error_of_the_cleanup_takes_the_cancellations_place(bridge):
@@ -383,7 +383,7 @@ async def test_what_never_ends_is_abandoned_loudly_and_cancelled_again_at_the_en
         assert await cancel_when(reached, bridge.call, deaf, reached)
         now = bridge.statistics()
         assert (now.running, now.zombies) == (0, 1)
-        (name,) = now.offences[Offence.ABANDONED]
+        (name,) = now.misuse[Misuse.ABANDONED]
         assert "deaf" in name
         ends.append(1)
     assert bridge.statistics().zombies == 0
@@ -511,7 +511,7 @@ async def test_the_engine_of_a_blocked_loop_goes_on_and_the_blocker_is_named(cap
                 nursery.start_soon(bridge.call, block, second)
                 await second.wait()
                 nursery.cancel_scope.cancel()
-            blamed = bridge.statistics().offences[Offence.BLOCKED]
+            blamed = bridge.statistics().misuse[Misuse.BLOCKED]
             assert {name.rpartition(".")[2] for name in blamed} == {"block"}
             assert "wait" in caplog.text
             release.set()
@@ -525,7 +525,7 @@ async def test_a_step_that_keeps_the_loop_is_counted(open_any, caplog):
 
     async with open_any(slow_step=0.02) as bridge:
         await bridge.call(block)
-        (name,) = bridge.statistics().offences[Offence.BLOCKED]
+        (name,) = bridge.statistics().misuse[Misuse.BLOCKED]
     assert "block" in name
 
 
@@ -574,7 +574,7 @@ async def test_leaked_tasks_are_cancelled_and_named(bridge, caplog):
     log = []
     assert await bridge.call(leave_one, Reached(), log) == "value"
     assert log == ["cancelled"]
-    (name,) = bridge.statistics().offences[Offence.LEAKED]
+    (name,) = bridge.statistics().misuse[Misuse.LEAKED]
     assert "leave_one" in name
     assert "left" in caplog.text
 
@@ -584,7 +584,7 @@ async def test_leaked_tasks_may_go_on_until_the_bridge_is_left(open_any, caplog)
     async with open_any(on_leak=OnLeak.WARN) as bridge:
         assert await bridge.call(leave_one, Reached(), log) == "value"
         assert not log
-        assert sum(bridge.statistics().offences[Offence.LEAKED].values()) == 1
+        assert sum(bridge.statistics().misuse[Misuse.LEAKED].values()) == 1
     assert log == ["cancelled"]
 
 
@@ -612,7 +612,7 @@ async def test_a_shielded_task_that_outlives_a_cancelled_call_is_found(bridge, c
     reached = Reached()
     assert await cancel_when(reached, bridge.call, work, reached)
     assert log == ["cancelled"]
-    assert sum(bridge.statistics().offences[Offence.LEAKED].values()) == 1
+    assert sum(bridge.statistics().misuse[Misuse.LEAKED].values()) == 1
 
 
 async def test_a_leaked_task_that_never_ends_does_not_hold_the_call(open_any, caplog):
@@ -664,7 +664,7 @@ async def test_a_task_started_by_a_timer_after_the_call_is_found(bridge, caplog)
     reached = Reached()
     await bridge.call(work, reached)
     await reached.wait()
-    (name,) = bridge.statistics().offences[Offence.LEAKED]
+    (name,) = bridge.statistics().misuse[Misuse.LEAKED]
     assert "work" in name
 
 
@@ -703,7 +703,7 @@ async def test_what_a_server_does_that_outlives_its_call(open_any, caplog, polic
         for _ in range(3):
             assert await bridge.call(use, servers) == b"x"
         await bridge.call(shut, servers)
-        leaked = bridge.statistics().offences.get(Offence.LEAKED, {})
+        leaked = bridge.statistics().misuse.get(Misuse.LEAKED, {})
     assert list(leaked.values()) == ([] if blamed is None else [1])
     assert blamed is None or blamed in caplog.text
 
@@ -717,7 +717,7 @@ async def test_what_is_meant_to_outlive_its_call_is_not_blamed_for_it(bridge):
         assert await bridge.call(use, servers) == b"x"
     assert not log
     await bridge.call(shut, servers)
-    assert not bridge.statistics().offences
+    assert not bridge.statistics().misuse
 
 
 async def test_what_is_meant_to_outlive_its_call_ends_with_the_bridge(open_any):
@@ -726,7 +726,7 @@ async def test_what_is_meant_to_outlive_its_call_ends_with_the_bridge(open_any):
         await bridge.call_keeping(leave_one, Reached(), log)
         assert not log
     assert log == ["cancelled"]
-    assert not bridge.statistics().offences
+    assert not bridge.statistics().misuse
 
 
 async def test_a_long_lived_thing_in_an_iterated_generator_is_not_blamed(bridge):
@@ -744,7 +744,7 @@ async def test_a_long_lived_thing_in_an_iterated_generator_is_not_blamed(bridge)
         for _ in range(3):
             assert await bridge.call(use, servers) == b"x"
     assert not servers[0].sockets
-    assert not bridge.statistics().offences
+    assert not bridge.statistics().misuse
 
 
 async def test_virtual_time_is_exact_in_loop(autojump_clock):

@@ -16,7 +16,7 @@ from trio_rollout import Deadlines, EngineSettings, IterableSource, Retry, open_
 from trio_rollout.errors import EndOfData
 from trio_rollout.testing import FakeServers, Say, prompts
 from trio_rollout_compat import BridgeSettings, asyncio_generate, asyncio_reward, open_bridge
-from trio_rollout_compat.bridge import Offence
+from trio_rollout_compat.bridge import Misuse
 
 from .handshake import forever
 
@@ -106,8 +106,8 @@ async def run(backend, *, count, seed, bridge_settings, deadlines):
         report = bridge.statistics()
     assert bridge.statistics().running == 0
     assert bridge.statistics().zombies == 0
-    assert all(name.endswith(("generate", "score")) for names in report.offences.values() for name in names), report
-    return done, {kind: sum(names.values()) for kind, names in report.offences.items()}, bridge
+    assert all(name.endswith(("generate", "score")) for names in report.misuse.values() for name in names), report
+    return done, {kind: sum(names.values()) for kind, names in report.misuse.items()}, bridge
 
 
 async def test_ten_minutes_of_it(autojump_clock, caplog):
@@ -123,8 +123,8 @@ async def test_ten_minutes_of_it(autojump_clock, caplog):
     )
     assert trio.current_time() - begun > 600
     assert set(FAULTS) <= set(done)
-    assert {Offence.SWALLOWED, Offence.ABANDONED, Offence.LEAKED, Offence.BLOCKED, Offence.EXITED} <= set(counts)
-    assert counts[Offence.EXITED] == done.count(exiting)
+    assert {Misuse.SWALLOWED, Misuse.ABANDONED, Misuse.LEAKED, Misuse.BLOCKED, Misuse.EXITED} <= set(counts)
+    assert counts[Misuse.EXITED] == done.count(exiting)
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(6000, marks=pytest.mark.soak)])
@@ -138,7 +138,7 @@ async def test_on_a_thread_of_its_own(caplog, count):
         bridge_settings=BridgeSettings(again=0.005, grace=20, slow_step=0.001),
         deadlines=Deadlines(group=0.2, reward=0.1),
     )
-    assert counts[Offence.EXITED] >= done.count(exiting) > 0
+    assert counts[Misuse.EXITED] >= done.count(exiting) > 0
 
 
 def test_every_offender_is_named_by_the_long_run_s_script():

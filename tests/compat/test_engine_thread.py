@@ -142,8 +142,8 @@ def rogue():
 @pytest.mark.parametrize(
     ("make", "seen", "message"),
     [
-        (asyncio.CancelledError, AsyncioCancelled, "nobody on the Trio side asked for"),
-        (concurrent.futures.CancelledError, AsyncioCancelled, "nobody on the Trio side asked for"),
+        (asyncio.CancelledError, AsyncioCancelled, "the Trio side did not ask for"),
+        (concurrent.futures.CancelledError, AsyncioCancelled, "the Trio side did not ask for"),
         (StopIteration, RuntimeError, r"fail raised StopIteration\(\)"),
         (GeneratorExit, RuntimeError, r"fail raised GeneratorExit\(\)"),
         (rogue, RuntimeError, "fail raised .*Cancelled"),
@@ -513,8 +513,8 @@ def test_a_crash_reaches_every_waiting_call_with_its_cause():
 def test_a_crash_that_no_call_was_told_of_is_raised_on_closing():
     thread = EngineThread(lifespan).start()
     thread.call(trio.lowlevel.checkpoint)
-    thread._life.soon(thread.value.crash.set)
-    thread._life.over.result()
+    thread._engine_run._post(thread.value.crash.set)
+    thread._engine_run.over.result()
     with pytest.raises(RuntimeError, match="producer") as caught:
         thread.close()
     assert caught.value is CRASH
@@ -531,7 +531,7 @@ def test_calls_that_race_with_a_crash_get_its_cause():
             engine.crash.set()
             futures.extend(thread.submit(engine.hang) for _ in range(3))
 
-        thread._life.soon(race)
+        thread._engine_run._post(race)
         with pytest.raises(EngineClosed) as refused:
             while True:
                 futures.append(thread.submit(engine.add, 1))
@@ -631,8 +631,8 @@ def test_an_asyncio_host_that_is_cancelled_gives_the_start_up(caplog):
 def test_what_an_asyncio_host_s_engine_died_of_is_told():
     async def host():
         async with aopen_engine_thread(lifespan) as thread:
-            thread._life.soon(thread.value.crash.set)
-            await asyncio.to_thread(thread._life.over.result)
+            thread._engine_run._post(thread.value.crash.set)
+            await asyncio.to_thread(thread._engine_run.over.result)
 
     with pytest.raises(RuntimeError, match="producer"):
         asyncio.run(host())

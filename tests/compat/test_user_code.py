@@ -21,7 +21,8 @@ from trio_rollout import (
 from trio_rollout.errors import RequestRejected
 from trio_rollout.testing import HANG, Fail, FakeServers, Say, prompts
 from trio_rollout_compat import BridgeSettings, asyncio_generate, asyncio_reward, open_bridge
-from trio_rollout_compat.bridge import AsyncioCancelled, AsyncioExit, Offence
+from trio_rollout_compat.bridge import AsyncioCancelled, AsyncioExit, Misuse, Portal
+from trio_rollout_compat.bridge._backends import RunningLoop
 
 from .handshake import forever
 
@@ -76,7 +77,7 @@ async def test_functions_run_through_each_backend(bridge):
         assert row.reward == 2.0
         assert row.segments[0].response_length == 3 + 1 + 2
     assert bridge.statistics().running == 0
-    assert not bridge.statistics().offences
+    assert not bridge.statistics().misuse
 
 
 async def test_a_group_deadline_aborts_the_request_of_an_asyncio_function(autojump_clock):
@@ -105,7 +106,7 @@ async def test_a_group_deadline_aborts_the_request_of_an_asyncio_function(autoju
         assert len(await collect(engine)) == 1
         assert requeues(engine) == {Cause.DEADLINE: 1}
     assert log == [1, "cleaned"]
-    assert not bridge.statistics().offences
+    assert not bridge.statistics().misuse
 
 
 async def test_a_hanging_scorer_ends_at_its_deadline_and_is_tried_again(autojump_clock):
@@ -210,7 +211,7 @@ async def test_a_function_that_swallows_every_cancellation_keeps_no_slot(autojum
     ):
         assert len(await collect(engine)) == 1
         assert engine.statistics().running_rollouts == 0
-        ((name, count),) = bridge.statistics().offences[Offence.ABANDONED].items()
+        ((name, count),) = bridge.statistics().misuse[Misuse.ABANDONED].items()
     assert name.endswith("deaf")
     assert count == 2
 
@@ -379,3 +380,30 @@ async def test_an_asyncio_generate_function_has_the_rollouts_tools(bridge):
         settings=settings(attempts=1),
     ) as engine:
         assert len(await collect(engine)) == 1
+
+
+async def test_a_request_to_a_portal_that_closes_meanwhile_can_be_cancelled():
+    """The refusal and the cancellation cross: the asking task ends, and does not wait for a function that never ran."""
+
+    async def ask():
+        posted = []
+        running = RunningLoop(
+            loop=asyncio.get_running_loop(),
+            post=posted.append,
+            reply=posted.append,
+            prepare=lambda context: None,
+            foreign=True,
+            describe="a loop",
+        )
+        portal = Portal(running, object())
+        task = asyncio.create_task(portal.run(trio.lowlevel.checkpoint))
+        await asyncio.sleep(0)
+        portal.close()
+        task.cancel()
+        await asyncio.sleep(0)  # it waits for the end of the function now
+        for fn in posted:
+            fn()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, 5)
+
+    await trio.to_thread.run_sync(asyncio.run, ask())

@@ -24,7 +24,7 @@ from trio_rollout import Deadlines, EngineSettings, IterableSource, Prompt, Retr
 from trio_rollout.errors import EndOfData
 from trio_rollout.testing import FakeServers, Say
 from trio_rollout_compat import Bridge, BridgeSettings, asyncio_generate, asyncio_reward, open_bridge
-from trio_rollout_compat.bridge import BridgeStatistics, Offence
+from trio_rollout_compat.bridge import BridgeStatistics, Misuse
 
 FAULTY = 0.2
 BLOCKS_S = 0.5
@@ -101,12 +101,12 @@ async def crashes_behind(prompt: Prompt, rollout: Any) -> Any:
 
 
 OFFENDERS = {
-    swallows: Offence.SWALLOWED,
-    is_deaf: Offence.ABANDONED,
-    leaks: Offence.LEAKED,
-    blocks: Offence.BLOCKED,
-    exits: Offence.EXITED,
-    crashes_behind: Offence.CRASHED,
+    swallows: Misuse.SWALLOWED,
+    is_deaf: Misuse.ABANDONED,
+    leaks: Misuse.LEAKED,
+    blocks: Misuse.BLOCKED,
+    exits: Misuse.EXITED,
+    crashes_behind: Misuse.CRASHED,
 }
 # Blocking costs everybody else the time, so it is rare.
 CHOICES = [*OFFENDERS, hangs] * 4
@@ -178,12 +178,12 @@ class Run:
         if end > fifth + MORE_MIB:
             yield f"memory not flat: {fifth} MiB after a fifth of the run, {end} MiB at its end"
         for fn, kind in OFFENDERS.items():
-            if self.called[fn.__name__] and not any(fn.__name__ in name for name in report.offences.get(kind, {})):
+            if self.called[fn.__name__] and not any(fn.__name__ in name for name in report.misuse.get(kind, {})):
                 yield f"{fn.__name__} ran {self.called[fn.__name__]} times and is not named as {kind.value}"
-        for kind, names in report.offences.items():
+        for kind, names in report.misuse.items():
             innocent = [name for name in names if name.rpartition(".")[2] in {"well_behaved", "score", "hangs"}]
             # While a function blocks the loop, or the machine is busy, a call can't heed its cancellation: whom that hits is chance.
-            if innocent and kind not in {Offence.BLOCKED, Offence.ABANDONED}:
+            if innocent and kind not in {Misuse.BLOCKED, Misuse.ABANDONED}:
                 yield f"{innocent} are named as {kind.value} and did nothing"
 
 
@@ -220,7 +220,7 @@ async def run(minutes: float, seed: int, backend: str) -> int:
     click.echo(f"{done.made} groups made, {len(done.delivered)} delivered, each once: {done.delivered.total()}")
     click.echo(f"called: {dict(done.called)}")
     click.echo(f"requeues: { {cause.value: count for cause, count in counts.requeues.items() if count} }")
-    for kind, names in report.offences.items():
+    for kind, names in report.misuse.items():
         click.echo(f"{kind.value}: {names}")
     left = bridge.statistics()
     click.echo(f"afterwards {left.running} calls, {left.zombies} zombies; memory at most {max(done.resident)} MiB")

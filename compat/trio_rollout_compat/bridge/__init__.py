@@ -1,14 +1,20 @@
-"""Asyncio inside Trio: one bridge, three backends.
+"""Asyncio inside Trio: one bridge to an asyncio loop, which runs in one of three ways.
 
-Read in this order: ``_open`` (choosing a backend), ``_bridge`` (what users call), ``_call`` (one call as the loop sees it),
-``_ending`` (how calls end that do not end by themselves), ``_cleanup``, ``_guard`` and ``_tasks`` (what is hooked into the loop),
-``_attach``, ``_thread`` and ``_inloop`` (the backends), ``_iterate``, ``_portal`` (the way back from asyncio into Trio).
+Two threads take part, and the first line of each class and function says on which it runs:
+
+- **Trio's thread** runs the Trio run that opened the bridge: the engine, and everything that calls the bridge.
+- **The loop's thread** runs the asyncio loop and user code. The attach and thread backends have a second thread for it; with
+  the in-loop backend both are the same thread.
+
+They talk through two functions of ``RunningLoop``: ``post`` runs a function on the loop's thread, ``reply`` one on Trio's.
+No lock is needed except where a method is for any thread: everything else is owned by one side.
+
+Read in this order: ``_bridge`` (what users call, and how a backend is chosen), ``_call`` (one call on the loop's thread),
+``_cancel`` (cancellation through the bridge, the essay), ``_registry`` (the calls that are alive), ``_hooks`` (what is hooked
+into the loop), ``_backends`` and ``_inloop`` (the three kinds of loops), ``_iterate`` (generators), ``_portal`` (the way
+back from asyncio into Trio), ``_errors``, ``_settings``.
 """
 
-from ._account import BridgeSettings as BridgeSettings
-from ._account import BridgeStatistics as BridgeStatistics
-from ._account import Offence as Offence
-from ._account import OnLeak as OnLeak
 from ._bridge import BackendName as BackendName
 from ._bridge import Bridge as Bridge
 from ._bridge import open_bridge as open_bridge
@@ -18,6 +24,10 @@ from ._errors import BridgeClosed as BridgeClosed
 from ._errors import BridgeError as BridgeError
 from ._errors import LeakedTasks as LeakedTasks
 from ._portal import Portal as Portal
+from ._settings import BridgeSettings as BridgeSettings
+from ._settings import BridgeStatistics as BridgeStatistics
+from ._settings import Misuse as Misuse
+from ._settings import OnLeak as OnLeak
 
 __all__ = [
     "AsyncioCancelled",
@@ -29,7 +39,7 @@ __all__ = [
     "BridgeSettings",
     "BridgeStatistics",
     "LeakedTasks",
-    "Offence",
+    "Misuse",
     "OnLeak",
     "Portal",
     "open_bridge",

@@ -1,6 +1,7 @@
-"""How a call ends that does not end by itself: cancelled until it heeds, bounded, then abandoned; and what it leaves.
+"""The bridge: asyncio functions called from Trio, with Trio's rules for cancellation and errors; and how one is opened.
 
-The bridge: asyncio functions called from Trio, with Trio's rules for cancellation and errors.
+``Bridge`` and everything else in this module runs on Trio's thread. It reaches the loop's thread only through
+``RunningLoop.post``, and is reached from there only through ``RunningLoop.reply``.
 """
 
 import asyncio
@@ -20,84 +21,16 @@ import trio
 from trio_rollout.errors import SettingsError
 from trio_rollout.lowlevel import open_service
 
-from ._account import Account, BridgeSettings, BridgeStatistics, Offence, OnLeak, stack_of
-from ._backend import Backend, Running, answered
+from ._backends import AttachBackend, Backend, RunningLoop, ThreadBackend, answered
 from ._call import Call, Ending, name_of
+from ._cancel import CallCanceller
 from ._errors import BridgeClosed, BridgeError, LeakedTasks, as_exception
-from ._inloop import InLoop
+from ._hooks import LoopHooks
+from ._inloop import InLoopBackend
 from ._iterate import iterate
 from ._portal import Portal, call_with_portal
-from ._tasks import Hooks
-from ._thread import Attach, Thread
-
-
-@final
-@attrs.frozen(eq=False)
-class Ender:
-    """The rules, for one bridge. Everything here is shielded by its caller's need, and bounded by the grace."""
-
-    running: Running
-    settings: BridgeSettings
-    account: Account
-    loop_thread: list[int]
-    """The id of the loop's thread, once it is known."""
-
-    async def stop(  # noqa: ASYNC910  there is nothing to wait for on a closed loop
-        self, call: Call, *, give_up: float, everything: bool = False
-    ) -> None:
-        """Cancel the call's function (or everything of the call) and wait for it, at most until ``give_up``.
-
-        Delivered again every ``again`` seconds to what is not cleaning up. What is left then is abandoned.
-        """
-        event = call.quiet if everything else call.ended
-        call.heard = False
-        with trio.CancelScope(shield=True):  # noqa: ASYNC912  bounded: until give_up
-            while self._post(call.cancel_all if everything else call.cancel_main):
-                with trio.move_on_at(min(give_up, trio.current_time() + self.settings.again)):
-                    await event.wait()
-                if event.is_set() or trio.current_time() >= give_up:
-                    break
-        if not event.is_set():
-            self._abandon(call)
-
-    def _post(self, fn: Callable[[], object]) -> bool:
-        """Whether the loop could be asked: a closed one can't."""
-        with contextlib.suppress(RuntimeError):
-            self.running.post(fn)
-            return True
-        return False
-
-    def _abandon(self, call: Call) -> None:
-        self.account.abandon(call)
-        grace = self.settings.grace
-        what = f"it did not end within {grace} s of its cancellation and is left to itself"
-        if self.running.loop.is_closed():
-            what = "its event loop is closed"
-        elif not call.heard:
-            self._blame_blocker()
-            what = f"its event loop did not answer for {grace} s"
-        self.account.note(Offence.ABANDONED, call.name, what)
-
-    def _blame_blocker(self) -> None:
-        """Name what the loop is busy with, which is rarely the call that has to be abandoned."""
-        busy = self.account.owner_of(asyncio.current_task(self.running.loop))
-        where = stack_of(self.loop_thread[0] if self.loop_thread else None)
-        self.account.note(Offence.BLOCKED, busy.name if busy else "unknown", f"the event loop is in {where}")
-
-    async def sweep(self, call: Call, *, give_up: float) -> list[str]:
-        """Find what the function left running, and do as the policy says; the names of what was found."""
-        left = call.survivors()
-        if left and call.keeps:
-            self.account.let_linger(call)
-            return []  # noqa: ASYNC910
-        if left:
-            self.account.note(Offence.LEAKED, call.name, f"still running: {', '.join(left)}", len(left))
-            if self.settings.on_leak is OnLeak.WARN:
-                self.account.let_linger(call)
-            else:
-                await self.stop(call, give_up=give_up, everything=True)
-        return left  # noqa: ASYNC910  usually nothing is left, and there is nothing to wait for
-
+from ._registry import CallRegistry
+from ._settings import BridgeSettings, BridgeStatistics, Misuse, OnLeak
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -106,57 +39,59 @@ T = TypeVar("T")
 @final
 @attrs.define(eq=False, repr=False)
 class Bridge:
-    """Made by ``open_bridge``; belongs to the Trio run that opened it."""
+    """On Trio's thread: calls asyncio functions. Made by ``open_bridge``; belongs to the Trio run that opened it."""
 
-    _running: Running
+    _running: RunningLoop
     settings: BridgeSettings
     _token: trio.lowlevel.TrioToken
-    _account: Account = attrs.field(factory=Account, init=False)
-    _hooks: Hooks = attrs.field(init=False)
-    _ender: Ender = attrs.field(init=False)
+    _registry: CallRegistry = attrs.field(factory=CallRegistry, init=False)
+    _hooks: LoopHooks = attrs.field(init=False)
+    _canceller: CallCanceller = attrs.field(init=False)
     _closed: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
         running = self._running
         may_outlive = self.settings.on_leak is OnLeak.WARN
-        self._hooks = Hooks(running.loop, self._account.note, self.settings.slow_step, running.foreign, may_outlive)
-        self._ender = Ender(running, self.settings, self._account, [])
+        self._hooks = LoopHooks(
+            running.loop, self._registry.note, self.settings.slow_step, running.foreign, may_outlive
+        )
+        self._canceller = CallCanceller(running, self.settings, self._registry, [])
 
     def __repr__(self) -> str:
         return f"<Bridge to {self._running.describe}: {self.statistics()}>"
 
     async def call(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run an asyncio function on the bridge's loop and return what it returns.
+        """Run an asyncio function on the bridge's loop and return its result.
 
-        Blocks until it has ended, and what it left running as ``BridgeSettings.on_leak`` says. Cancelled, it gets an
-        ``asyncio.CancelledError``, again and again until it heeds; its ``finally`` blocks are awaited, together at most
-        ``grace`` seconds. What has not ended then **goes on by itself**, is counted, and named in the log.
-        Context variables are copied in, not back.
+        Blocks until the function has ended, and the tasks that it left running as ``BridgeSettings.on_leak`` says. Cancelled,
+        the function gets an ``asyncio.CancelledError``, again and again until it ends; its ``finally`` blocks are awaited,
+        together at most ``grace`` seconds. A function that has not ended then **goes on by itself**, is counted, and named in
+        the log. Context variables are copied in, not back.
 
         Raises:
-          AsyncioCancelled: it ended with a CancelledError that was not asked for.
-          AsyncioExit: it raised SystemExit or KeyboardInterrupt.
-          LeakedTasks: it left tasks running, and the policy is ERROR.
+          AsyncioCancelled: the function ended with a CancelledError that the Trio side did not ask for.
+          AsyncioExit: the function raised SystemExit or KeyboardInterrupt.
+          LeakedTasks: the function left tasks running, and the policy is ERROR.
           BridgeClosed: the bridge was left, or the host's loop is closed.
           RuntimeError: the call was made from asyncio code, from outside of Trio, or from another Trio run.
-          Exception: whatever it raised, itself; exception groups whole.
+          Exception: the function's own exception, as itself; exception groups whole.
 
         """
-        return await self._call(fn, args, kwargs, keeps=False)
+        return await self._call(fn, args, kwargs, keeps_tasks=False)
 
     async def call_keeping(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Like ``call``, for a function that starts what is meant to outlive it: a server, a client with its pool.
+        """Like ``call``, for a function that starts tasks which are to outlive it: a server, a client with its pool.
 
-        What it leaves running is no leak and goes on, whatever the policy; the bridge cancels it when it is left.
+        These tasks go on whatever the policy is; the bridge cancels them when it is left.
 
         Raises:
           Exception: as ``call``, but not LeakedTasks.
 
         """
-        return await self._call(fn, args, kwargs, keeps=True)
+        return await self._call(fn, args, kwargs, keeps_tasks=True)
 
     async def call_with_portal(self, fn: Callable[[Portal], Awaitable[T]]) -> T:
-        """Like ``call(fn, portal)``, with a portal back into Trio that is usable until the call is over.
+        """Like ``call(fn, portal)``, with a portal back into Trio that can be used until the call is over.
 
         Raises:
           Exception: as ``call``.
@@ -165,20 +100,21 @@ class Bridge:
         return await call_with_portal(self.call, self._running, fn)
 
     async def _call(
-        self, fn: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: dict[str, Any], *, keeps: bool
+        self, fn: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: dict[str, Any], *, keeps_tasks: bool
     ) -> T:
         self._refuse_misplaced()
         await trio.lowlevel.checkpoint_if_cancelled()
-        call = self._begin(fn, args, kwargs, keeps=keeps)
+        call = self._begin(fn, args, kwargs, keeps_tasks=keeps_tasks)
         try:
-            ending = await self._ended(call)
-            left = await self._ender.sweep(call, give_up=self._give_up())
+            ending = await self._ending_of(call)
+            left = await self._canceller.sweep(call, give_up=self._give_up())
         finally:
-            self._account.live.discard(call)
+            self._registry.live.discard(call)
         result: T = self._unwrapped(call, ending, left)
         return result
 
-    async def _ended(self, call: Call) -> Ending:
+    async def _ending_of(self, call: Call) -> Ending:
+        """Wait for the function's end. Cancelled, see the essay in ``_cancel``: this is where the exception is held back."""
         try:
             await call.ended.wait()
         except (trio.Cancelled, KeyboardInterrupt) as error:  # noqa: ASYNC103  see the last line
@@ -189,27 +125,27 @@ class Bridge:
         return call.ending or Ending(error=BridgeClosed(f"{call.name}: the bridge was left while it ran"))
 
     async def _stopped(self, call: Call) -> Ending | None:
-        """Cancel it and what it started; how it ended, None if it was abandoned."""
+        """Cancel the function and its tasks; return how it ended, None if it was abandoned."""
         give_up = self._give_up()
-        await self._ender.stop(call, give_up=give_up)
+        await self._canceller.stop(call, give_up=give_up)
         ending = call.ending
         if ending is not None:
             if ending.swallowed:
-                self._account.note(Offence.SWALLOWED, call.name, f"returned {type(ending.value).__name__}")
-            await self._ender.sweep(call, give_up=give_up)
+                self._registry.note(Misuse.SWALLOWED, call.name, f"returned {type(ending.value).__name__}")
+            await self._canceller.sweep(call, give_up=give_up)
         return ending
 
     def _begin(
-        self, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...], kwargs: dict[str, Any], *, keeps: bool
+        self, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...], kwargs: dict[str, Any], *, keeps_tasks: bool
     ) -> Call:
         context = contextvars.copy_context()
         self._running.prepare(context)
-        call = Call(name_of(fn), fn, args, kwargs, self._running.reply, self._hooks, keeps)
+        call = Call(name_of(fn), fn, args, kwargs, self._running.reply, self._hooks, keeps_tasks)
         try:
             self._running.post(functools.partial(call.start, self._running.loop, context))
         except RuntimeError as error:
             raise BridgeClosed(f"{call.name}: {self._running.describe} is closed") from error
-        self._account.live.add(call)
+        self._registry.live.add(call)
         return call
 
     def _give_up(self) -> float:
@@ -225,6 +161,7 @@ class Bridge:
         return ending.value
 
     def _refuse_misplaced(self) -> None:
+        """On any thread: raise RuntimeError unless this is Trio code of the run that opened the bridge."""
         try:
             token = trio.lowlevel.current_trio_token()
             inside = sniffio.current_async_library()
@@ -244,7 +181,7 @@ class Bridge:
             raise BridgeClosed("bridge.call: the bridge's block was left")
 
     def wrap(self, fn: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-        """The asyncio function as a Trio one: calling it is ``call(fn, ...)``."""
+        """Return a Trio function whose call is ``call(fn, ...)``."""
 
         @functools.wraps(fn)
         async def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -255,7 +192,7 @@ class Bridge:
     def iterate(
         self, fn: Callable[P, AsyncIterator[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> AbstractAsyncContextManager[AsyncIterator[T]]:
-        """``async with bridge.iterate(generator_fn, ...) as items: async for item in items``.
+        """Iterate over an asyncio generator: ``async with bridge.iterate(fn, ...) as items: async for item in items``.
 
         One asyncio task runs the generator, from its first step to its last: leaving the block closes it there and waits for
         that, within the grace. A cancelled ``anext`` loses nothing: the next one gets the item.
@@ -263,33 +200,33 @@ class Bridge:
         return iterate(self.call, self._running, functools.partial(fn, *args, **kwargs))
 
     def statistics(self) -> BridgeStatistics:
-        """Counts of this moment, and what functions did wrong, by name."""
-        return self._account.statistics()
+        """Return counts of this moment, and the misuse by kind and function. On any thread."""
+        return self._registry.statistics()
 
     async def _enter(self) -> None:
-        def hello() -> None:
+        def hello() -> None:  # on the loop's thread
             self._hooks.install()
-            self._ender.loop_thread.append(threading.get_ident())
+            self._canceller.loop_thread.append(threading.get_ident())
 
         if not await answered(self._running, hello, self.settings.answer):
             raise BridgeError(f"{self._running.describe} did not answer within {self.settings.answer} s")
 
     async def _leave(self) -> None:
-        """End everything that is still alive, zombies too; at most the grace. The caller shields it."""
+        """End every call that is still alive, abandoned ones too; at most the grace. The caller shields it."""
         self._closed = True
         give_up = self._give_up()
         async with trio.open_nursery() as nursery:
-            for call in self._account.everything():
+            for call in self._registry.everything():
                 nursery.start_soon(self._end_at_leave, call, give_up)
         if not self._running.foreign:
-            for call in self._account.everything():
-                self._running.post(call.forget)
+            for call in self._registry.everything():
+                self._running.post(call.unregister_tasks)
         with contextlib.suppress(RuntimeError):  # the loop is closed
             await answered(self._running, self._hooks.remove, self.settings.again)
 
     async def _end_at_leave(self, call: Call, give_up: float) -> None:
-        await self._ender.stop(call, give_up=give_up, everything=True)
-        call.ended.set()  # whoever waits for an abandoned one is told that the bridge is closed
+        await self._canceller.stop(call, give_up=give_up, everything=True)
+        call.ended.set()  # a task that still waits for an abandoned call is told that the bridge is closed
 
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
@@ -297,12 +234,12 @@ _DEFAULTS: Final = BridgeSettings()
 
 
 class BackendName(enum.Enum):
-    """Where asyncio code runs."""
+    """The kind of loop that asyncio code runs on."""
 
     ATTACH = "attach"
     """On a loop that the host owns and runs on another thread. The right one whenever there is such a loop."""
     THREAD = "thread"
-    """On a loop of the bridge's own, on a thread of its own. User code that blocks does not stall the engine."""
+    """On the bridge's own loop, on a separate thread. User code that blocks does not stall the engine."""
     IN_LOOP = "in-loop"
     """On a trio-asyncio loop in the engine's thread: exact under a virtual clock. **Changes stock asyncio in the whole
     process, for good**; see ``docs/embedding.md`` before choosing it."""
@@ -318,8 +255,8 @@ def _backend(
     if factory is not None and name is not BackendName.THREAD:
         raise SettingsError(f"open_bridge: backend {name.value!r} makes no loop, so loop_factory has no meaning")
     if loop is not None:
-        return Attach(loop, settings.answer)
-    return Thread(factory, settings.grace) if name is BackendName.THREAD else InLoop()
+        return AttachBackend(loop, settings.answer)
+    return ThreadBackend(factory, settings.grace) if name is BackendName.THREAD else InLoopBackend()
 
 
 @asynccontextmanager
@@ -335,8 +272,8 @@ async def open_bridge(
     ``backend``: ``"attach"``, ``"thread"`` or ``"in-loop"``; without one it is attach if a ``loop`` is given, else thread.
     ``loop_factory``: for thread, such as ``uvloop.new_event_loop``.
 
-    Entering blocks until the loop answers. Leaving cancels what still runs, and waits for it, for abandoned calls and for a
-    loop of its own at most ``grace`` seconds each.
+    Entering blocks until the loop answers. Leaving cancels the calls that still run, and waits for them, for abandoned calls
+    and for a loop of the bridge's own at most ``grace`` seconds each.
 
     Raises:
       SettingsError: the arguments do not fit each other.

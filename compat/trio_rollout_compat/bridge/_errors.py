@@ -1,8 +1,8 @@
-"""What asyncio code raises that Trio code must not see as it is, and what the bridge itself raises.
+"""The bridge's errors, and exceptions of asyncio code made fit for Trio, for futures and for the host.
 
 ``asyncio.CancelledError``, SystemExit and KeyboardInterrupt are no ``Exception``: in a Trio nursery they would skip every
-handler and end the engine. So what user code raised of them crosses as an ordinary exception, with the original as its
-cause.
+handler and end the engine. So they cross as ordinary exceptions, with the original as the cause. All functions here may be
+called on any thread, except ``apart``. Decision: docs/decisions/0019-whose-fault-an-exception-is.md.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class BridgeClosed(BridgeError):
 
 
 class AsyncioCancelled(RolloutError):
-    """Asyncio code ended with a CancelledError that nobody on the Trio side had asked for."""
+    """Asyncio code ended with a CancelledError that the Trio side had not asked for."""
 
 
 class AsyncioExit(RolloutError):
@@ -35,15 +35,15 @@ class LeakedTasks(RolloutError):
 
 
 def described(error: object) -> str:
-    """Its repr, or its class where that fails: whoever says what went wrong must not fail himself."""
+    """Return the error's repr, or its class if the repr fails: a report must not fail itself."""
     try:
         return repr(error)
-    except Exception:  # ruff: ignore[blind-except]  somebody's own __repr__
+    except Exception:  # ruff: ignore[blind-except]  the __repr__ is user code
         return f"<{type(error).__qualname__}, whose repr fails>"
 
 
 def as_exception(error: BaseException, where: str) -> Exception:
-    """The same as an ``Exception``: itself where it is one; a group keeps its shape, its traceback and its cause."""
+    """Return the error as an ``Exception``: itself if it is one; a group keeps its shape, its traceback and its cause."""
     if isinstance(error, Exception):
         return error
     if isinstance(error, BaseExceptionGroup):
@@ -52,7 +52,7 @@ def as_exception(error: BaseException, where: str) -> Exception:
         return group.with_traceback(error.__traceback__)
     made: Exception
     if isinstance(error, asyncio.CancelledError):
-        made = AsyncioCancelled(f"{where}: asyncio.CancelledError, which nobody on the Trio side asked for")
+        made = AsyncioCancelled(f"{where}: asyncio.CancelledError, which the Trio side did not ask for")
     else:
         made = AsyncioExit(f"{where}: raised {described(error)}")
     made.__cause__ = error
@@ -60,14 +60,14 @@ def as_exception(error: BaseException, where: str) -> Exception:
 
 
 def portable(error: BaseException, where: str) -> BaseException:
-    """The same as something that a future can carry.
+    """Return the error as an exception that a future can carry.
 
-    What ends a task or a generator by its mere class would say to whoever waits that he himself was cancelled, or would
-    never arrive: a future refuses it.
+    A future refuses StopIteration. CancelledError, Cancelled and GeneratorExit would tell the code that waits that it was
+    cancelled itself.
     """
     made: Exception
     if isinstance(error, asyncio.CancelledError | concurrent.futures.CancelledError):
-        made = AsyncioCancelled(f"{where}: {type(error).__name__}, which nobody on the Trio side asked for")
+        made = AsyncioCancelled(f"{where}: {type(error).__name__}, which the Trio side did not ask for")
     elif isinstance(error, StopIteration | GeneratorExit | trio.Cancelled):
         made = RuntimeError(f"{where} raised {described(error)}")
     else:
@@ -77,9 +77,9 @@ def portable(error: BaseException, where: str) -> BaseException:
 
 
 def apart(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
-    """What a function raised on Trio's side, and the cancellation that reached it from outside.
+    """On Trio's thread: split an exception into the function's own, and the cancellation that reached it from outside.
 
-    A Cancelled where nothing is cancelled is one that somebody has kept and raised again.
+    A Cancelled where no scope is cancelled was kept by the function and raised again: it is the function's own.
     """
     if trio.current_effective_deadline() != -math.inf:
         return error, None

@@ -2,15 +2,15 @@
 
 **Importing trio_asyncio changes stock asyncio in the whole process**, for good, also in threads that have nothing to do with
 it. Therefore it is imported here, when this backend is opened, and nowhere else. ``mend`` gives other threads their stock
-loops back; what stays is that ``asyncio.get_running_loop`` and ``current_task`` are Python functions (2 to 4 microseconds a call in place
-of 0.05). Not for processes in which a fast asyncio program runs beside the engine: choose attach or thread there.
+loops back. One change stays: ``asyncio.get_running_loop`` and ``current_task`` are Python functions (2 to 4 microseconds a call in
+place of 0.05). Not for processes in which a fast asyncio program runs beside the engine: choose attach or thread there.
 """
 
 import _asyncio
 import asyncio
 import contextvars
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -19,66 +19,19 @@ import trio
 
 from trio_rollout.lowlevel import open_service
 
-from ._backend import Opened, Running, replies_to
+from ._backends import RunningLoop, posts_to, replies_to
 from ._errors import BridgeError
 
 _log: Final = logging.getLogger("trio_rollout.compat")
 
 
-def _trio_asyncio() -> Any:
-    """The package, mended."""
-    import trio_asyncio  # ruff: ignore[import-outside-top-level]  importing it changes asyncio
-    from trio_asyncio import _base, _loop  # ruff: ignore[import-outside-top-level]
-
-    mend(_loop, _base)
-    return trio_asyncio
-
-
-def mend(loop: Any, base: Any) -> None:
-    """Give other threads their stock loops back, and keep Ctrl-C out of the loop's inside.
-
-    Private names: pinned to ``>= 0.16, < 0.17`` in the project, checked here, and tested.
-    Unmended, every new loop of the process is trio-asyncio's (six times slower, without executors), and a
-    KeyboardInterrupt inside the loop's own task leaves ``open_loop`` waiting for ever.
-    """
-    try:
-        policy, original, main_loop = loop._FakedPolicy, loop._original_policy, base.BaseTrioEventLoop._main_loop
-    except AttributeError as error:
-        raise BridgeError(f"this version of trio_asyncio cannot be mended: {error}; 0.16 is the one known") from error
-    policy.policy = original
-    trio.lowlevel.enable_ki_protection(main_loop)
-
-
-def survive_exits(loop: Any, regular: type[BaseException]) -> None:
-    """Have the loop go on unless its end is ``regular``: when a bare callback raises SystemExit or KeyboardInterrupt (Ctrl-C itself never comes there).
-
-    Unmended, the loop ends without a word, and whoever waits for something on it waits for ever.
-    """
-    one_step = loop._main_loop_one
-
-    async def step(**options: Any) -> None:
-        try:
-            await one_step(**options)
-        except regular:  # a SystemExit as well
-            raise
-        except (SystemExit, KeyboardInterrupt) as error:
-            _log.error("a callback on the bridge's loop raised %r; the loop goes on", error, exc_info=error)
-
-    loop._main_loop_one = step
-
-
-def _not_stopped() -> None:
-    """What ``loop.stop()`` of somebody's code does: it is not theirs to stop, and whoever waits on it would wait for ever."""
-    _log.error("somebody's code stops the bridge's loop; the loop goes on")
-
-
 @attrs.frozen
-class InLoop:
-    """Run a trio-asyncio loop inside this Trio run."""
+class InLoopBackend:
+    """On Trio's thread, which is the loop's as well: runs a trio-asyncio loop inside this Trio run."""
 
     @asynccontextmanager
-    async def __call__(self) -> Opened:
-        """Open it.
+    async def __call__(self) -> AsyncGenerator[RunningLoop]:
+        """Open the loop. Leaving closes it; that does not block, because the bridge has ended its calls before.
 
         Raises:
           BridgeError: this Trio run is itself a guest on an asyncio loop.
@@ -100,15 +53,68 @@ class InLoop:
 
         async with open_service(serve) as loop:
 
-            def post(fn: Callable[[], object]) -> None:
-                loop.call_soon_threadsafe(fn)
-
             def prepare(context: contextvars.Context) -> None:
                 context.run(package.current_loop.set, loop)
 
-            yield Running(
-                loop=loop, post=post, reply=replies_to(token), prepare=prepare, foreign=False, describe=f"{loop!r}"
+            yield RunningLoop(
+                loop=loop,
+                post=posts_to(loop),
+                reply=replies_to(token),
+                prepare=prepare,
+                foreign=False,
+                describe=f"{loop!r}",
             )
+
+
+def _trio_asyncio() -> Any:
+    """Import the package and mend it."""
+    import trio_asyncio  # ruff: ignore[import-outside-top-level]  importing it changes asyncio
+    from trio_asyncio import _base, _loop  # ruff: ignore[import-outside-top-level]
+
+    mend(_loop, _base)
+    return trio_asyncio
+
+
+def mend(loop: Any, base: Any) -> None:
+    """Give other threads their stock loops back, and keep Ctrl-C out of the loop's inside.
+
+    Private names: pinned to ``>= 0.16, < 0.17`` in the project, checked here, and tested.
+    Unmended, every new loop of the process is trio-asyncio's (six times slower, without executors), and a
+    KeyboardInterrupt inside the loop's own task leaves ``open_loop`` waiting for ever.
+
+    Raises:
+      BridgeError: these names are missing.
+    """
+    try:
+        policy, original, main_loop = loop._FakedPolicy, loop._original_policy, base.BaseTrioEventLoop._main_loop
+    except AttributeError as error:
+        raise BridgeError(f"this version of trio_asyncio cannot be mended: {error}; 0.16 is the one known") from error
+    policy.policy = original
+    trio.lowlevel.enable_ki_protection(main_loop)
+
+
+def survive_exits(loop: Any, regular: type[BaseException]) -> None:
+    """Let the loop go on when a bare callback raises SystemExit or KeyboardInterrupt (Ctrl-C itself never comes there).
+
+    ``regular`` is the exception with which the loop ends itself. Unmended, the loop ends without a word, and everything that
+    waits for it waits for ever.
+    """
+    one_step = loop._main_loop_one
+
+    async def step(**options: Any) -> None:
+        try:
+            await one_step(**options)
+        except regular:  # a SystemExit as well
+            raise
+        except (SystemExit, KeyboardInterrupt) as error:
+            _log.error("a callback on the bridge's loop raised %r; the loop goes on", error, exc_info=error)
+
+    loop._main_loop_one = step
+
+
+def _not_stopped() -> None:
+    """Replace ``loop.stop()``: user code must not stop a loop that the bridge owns, calls would wait for ever."""
+    _log.error("user code stops the bridge's loop; the loop goes on")
 
 
 def refuse_guest_mode() -> None:

@@ -1,7 +1,7 @@
-"""An asyncio generator as a Trio iterator: one asyncio task drives it from its first step to its last.
+"""An asyncio generator as a Trio iterator: one asyncio task drives the generator from its first step to its last.
 
 One task, because a generator may hold an ``asyncio.timeout`` or a task group across its yields, and those belong to the task
-that entered them.
+that entered them. ``Feed`` asks for an item on Trio's thread, ``_pump`` gets it on the loop's.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import trio
 
 from trio_rollout.lowlevel import open_service
 
-from ._backend import Running
+from ._backends import RunningLoop
 from ._call import name_of
 
 _END: Final = object()
@@ -24,7 +24,7 @@ _END: Final = object()
 
 @attrs.frozen
 class _Raised:
-    """What the generator raised in place of the next item."""
+    """On any thread: the exception that the generator raised in place of the next item."""
 
     error: Exception
 
@@ -32,7 +32,7 @@ class _Raised:
 @final
 @attrs.define(eq=False)
 class Feed:
-    """The Trio side: asks for one item at a time."""
+    """On Trio's thread: asks for one item at a time."""
 
     _ask: Callable[[], None]
     _items: trio.MemoryReceiveChannel[Any]
@@ -43,7 +43,7 @@ class Feed:
         return self
 
     async def __anext__(self) -> Any:
-        """Wait for the next item. Cancelled, it is not lost: the next call gets it."""
+        """Wait for the next item. Cancelled, the item is not lost: the next call gets it."""
         if self._over:
             raise StopAsyncIteration
         if not self._asked:
@@ -62,7 +62,7 @@ class Feed:
 def _pump(
     make: Callable[[], AsyncIterator[Any]], wanted: asyncio.Event, deliver: Callable[[object], None]
 ) -> Callable[[], Any]:
-    """The asyncio side: one item for each time that ``wanted`` is set; closes the generator whatever happens."""
+    """Return the function for the loop's thread: one item for each time that ``wanted`` is set; closes the generator."""
 
     async def pump() -> None:
         items = make()
@@ -71,9 +71,8 @@ def _pump(
                 await wanted.wait()
                 wanted.clear()
                 try:
-                    item: object = await anext(
-                        items
-                    )  # with a default it crashes the interpreter if __anext__ raises StopIteration
+                    # With a default, anext crashes the interpreter if __anext__ raises StopIteration.
+                    item: object = await anext(items)
                 except StopAsyncIteration:
                     item = _END
                 except Exception as error:  # ruff: ignore[blind-except]  it is raised where the item was asked for
@@ -85,24 +84,24 @@ def _pump(
             if (aclose := getattr(items, "aclose", None)) is not None:
                 await aclose()  # noqa: ASYNC102  asyncio code: the bridge bounds it
 
-    pump.__qualname__ = name_of(make).rpartition(".")[2]  # offences are the generator's
+    pump.__qualname__ = name_of(make).rpartition(".")[2]  # its misuse is the generator's
     pump.__module__ = name_of(make).rpartition(".")[0]
     return pump
 
 
 @asynccontextmanager
 async def iterate(
-    call: Callable[..., Awaitable[None]], running: Running, make: Callable[[], AsyncIterator[Any]]
+    call: Callable[..., Awaitable[None]], running: RunningLoop, make: Callable[[], AsyncIterator[Any]]
 ) -> AsyncGenerator[Feed]:
-    """See ``Bridge.iterate``."""
-    post, reply, wanted = running.post, running.reply, asyncio.Event()
+    """On Trio's thread: see ``Bridge.iterate``. ``call`` is the bridge's."""
+    wanted = asyncio.Event()
     send, receive = trio.open_memory_channel[Any](math.inf)  # bounded by the asking: one at a time
-    pump = _pump(make, wanted, lambda item: reply(functools.partial(send.send_nowait, item)))
+    pump = _pump(make, wanted, lambda item: running.reply(functools.partial(send.send_nowait, item)))
 
     async def serve(*, task_status: trio.TaskStatus[Feed]) -> None:
-        task_status.started(Feed(lambda: post(wanted.set), receive))
+        task_status.started(Feed(lambda: running.post(wanted.set), receive))
         await call(pump)
 
     with send, receive:
-        async with open_service(serve) as feed:  # leaving cancels it, and that closes the generator
+        async with open_service(serve) as feed:  # leaving cancels the call, and that closes the generator
             yield feed

@@ -1,7 +1,7 @@
 """The way back from an asyncio function into Trio, while its bridge call lasts.
 
-Owns a nursery around the call: what the function asks for runs there, is cancelled when the function's task is, and never
-outlives the call.
+A portal owns a nursery around the call. A function that asyncio code asks for runs there: it is cancelled when the asking
+asyncio task is, and never outlives the call.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar, TypeVarTuple, final
 import attrs
 import trio
 
-from ._backend import Running
+from ._backends import RunningLoop
 from ._call import name_of
 from ._errors import apart, portable
 
@@ -24,8 +24,12 @@ _OVER: Final = "this portal's call is over: nothing of it may go on in Trio"
 
 
 @attrs.frozen(eq=False)
-class _Job:
-    """One request. Both futures belong to its loop: ``over`` is set at its end in any case, ``answer`` if there is one."""
+class _Request:
+    """On both threads: one function that asyncio code asks for.
+
+    The futures belong to the asking loop and are set on its thread: ``over`` at the end of the function in any case,
+    ``answer`` if there is one. The scope is Trio's.
+    """
 
     loop: asyncio.AbstractEventLoop
     answer: "asyncio.Future[Any]"
@@ -36,23 +40,23 @@ class _Job:
 @final
 @attrs.define(eq=False)
 class Portal:
-    """Given to asyncio code; usable until the call that it was given to is over."""
+    """On the thread of the asking loop: asyncio code's access to Trio, until the call that it was given to is over."""
 
-    _running: Running
+    _running: RunningLoop
     _nursery: trio.Nursery | None
     """None when it is closed: an abandoned function may keep its portal for days, and with it all tasks around its call."""
 
     async def run(self, fn: Callable[[*Ts], Awaitable[T]], /, *args: *Ts) -> T:
-        """From asyncio code: run a Trio function inside the scopes of the rollout, and return what it returns.
+        """From asyncio code: run a Trio function inside the scopes of the rollout, and return its result.
 
-        Cancelled, the Trio function is cancelled and its end awaited. It need not be the bridge's loop: one that the function
-        runs in a thread of its own will do.
+        Blocks the asyncio task until the function has ended. Cancelled, the Trio function is cancelled and its end awaited.
+        The asking loop need not be the bridge's: a loop that the function runs in another thread will do.
 
         Raises:
           RuntimeError: the call that this portal was given to is over, this is no asyncio code, or the function raised
             StopIteration.
           AsyncioCancelled: the function raised an asyncio.CancelledError.
-          BaseException: whatever else the function raised.
+          BaseException: any other exception of the function.
 
         """
         try:
@@ -62,57 +66,61 @@ class Portal:
                 f"portal.run: {name_of(fn)} can be asked for by asyncio code only, and no loop runs in this thread; another "
                 "thread of Trio's uses trio.from_thread.run"
             ) from None
-        if self._nursery is None:  # the Trio run itself may be over, and then nobody would answer
+        if self._nursery is None:  # the Trio run itself may be over, and then there would be no answer
             raise RuntimeError(_OVER)
-        job = _Job(loop, loop.create_future(), loop.create_future())
-        self._running.reply(functools.partial(self._start, job, fn, args))
+        request = _Request(loop, loop.create_future(), loop.create_future())
+        self._running.reply(functools.partial(self._start, request, fn, args))
         try:
-            result: T = await job.answer
+            result: T = await request.answer
         except asyncio.CancelledError:
-            self._running.reply(job.scope.cancel)
-            await asyncio.shield(job.over)  # noqa: ASYNC102  asyncio code: the bridge bounds it
+            self._running.reply(request.scope.cancel)
+            await asyncio.shield(request.over)  # noqa: ASYNC102  asyncio code: the bridge bounds it
             raise
         return result
 
-    def _start(self, job: _Job, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> None:
+    def _start(self, request: _Request, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> None:
+        """On Trio's thread."""
         if self._nursery is None:
-            self._settle(job, error=RuntimeError(_OVER))
+            _post(request, functools.partial(_finish, request.answer, error=RuntimeError(_OVER)))
+            _post(request, functools.partial(_finish, request.over))
         else:
-            self._nursery.start_soon(self._serve, job, fn, args)
-
-    async def _serve(  # noqa: ASYNC910  whether there is a checkpoint is the function's affair
-        self, job: _Job, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...]
-    ) -> None:
-        # Cancelled from outside there is no answer: the function's own cancellation is on its way, and is enough.
-        try:
-            with job.scope:
-                value = await fn(*args)
-                self._settle(job, value)
-        except KeyboardInterrupt:
-            raise  # Trio's own Ctrl-C
-        except BaseException as error:  # ruff: ignore[blind-except]  # noqa: ASYNC103  a real cancellation goes on below
-            own, cancellation = apart(error)
-            if own is not None:
-                self._settle(job, error=portable(own, name_of(fn)))
-            if cancellation is not None:
-                raise cancellation from None  # noqa: ASYNC104  the very same
-        finally:
-            _post(job, functools.partial(_finish, job.over))
-
-    def _settle(self, job: _Job, value: Any = None, *, error: BaseException | None = None) -> None:
-        _post(job, functools.partial(_finish, job.answer, value, error))
+            self._nursery.start_soon(_serve, request, fn, args)
 
     def close(self) -> None:
-        """From now on it refuses. On Trio's thread."""
+        """On Trio's thread: refuse every request from now on."""
         self._nursery = None
 
 
-def _post(job: _Job, fn: Callable[[], object]) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits there any more
-        job.loop.call_soon_threadsafe(fn)
+async def _serve(  # noqa: ASYNC910  the function decides if there is a checkpoint
+    request: _Request, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...]
+) -> None:
+    """On Trio's thread: run the function and post its outcome.
+
+    Cancelled from outside there is no answer: the asking function's own cancellation is on its way, and is enough.
+    """
+    try:
+        with request.scope:
+            value = await fn(*args)
+            _post(request, functools.partial(_finish, request.answer, value))
+    except KeyboardInterrupt:
+        raise  # Trio's own Ctrl-C
+    except BaseException as error:  # ruff: ignore[blind-except]  # noqa: ASYNC103  a real cancellation goes on below
+        own, cancellation = apart(error)
+        if own is not None:
+            _post(request, functools.partial(_finish, request.answer, error=portable(own, name_of(fn))))
+        if cancellation is not None:
+            raise cancellation from None  # noqa: ASYNC104  the very same
+    finally:
+        _post(request, functools.partial(_finish, request.over))
+
+
+def _post(request: _Request, fn: Callable[[], object]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and no task waits there any more
+        request.loop.call_soon_threadsafe(fn)
 
 
 def _finish(future: "asyncio.Future[Any]", value: Any = None, error: BaseException | None = None) -> None:
+    """On the asking loop's thread."""
     if future.done():
         return
     if error is None:
@@ -122,9 +130,9 @@ def _finish(future: "asyncio.Future[Any]", value: Any = None, error: BaseExcepti
 
 
 async def call_with_portal(
-    call: Callable[..., Awaitable[T]], running: Running, fn: Callable[[Portal], Awaitable[T]]
+    call: Callable[..., Awaitable[T]], running: RunningLoop, fn: Callable[[Portal], Awaitable[T]]
 ) -> T:
-    """See ``Bridge.call_with_portal``."""
+    """On Trio's thread: see ``Bridge.call_with_portal``. ``call`` is the bridge's."""
     made: list[T] = []
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:

@@ -22,7 +22,7 @@ from trio_rollout.lowlevel import wait_s
 from .._leasing._leases import Lease, Settled
 from .._leasing._node import OpenParts, open_node
 from .._leasing._service import open_lease_service
-from ..bridge._backend import replies_to
+from ..bridge._backends import replies_to
 from ..thread import EngineThread
 
 # Ray says when an actor is gone, but not when it is back: that has to be asked for.

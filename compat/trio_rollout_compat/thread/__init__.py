@@ -1,14 +1,20 @@
-"""The Trio engine inside a program that is not Trio: a thread of its own, and a portal into it.
+"""The engine inside a program that is not Trio: its thread, and calls into it.
 
-Read ``_open`` and ``_engine_thread`` first, then ``_job`` (one call), ``_life`` (what runs on the thread), ``_exit``, ``_sigterm``.
+Two threads take part, and the first line of each class and function says on which it runs:
+
+- **The engine's thread** runs ``trio.run`` with the lifespan that the host gave: servers, ledger, engine.
+- **The host's threads** start it, call functions on it and close it: threads that may block, or an asyncio loop's.
+
+Read in this order: ``_engine_thread`` (what hosts call), ``_run`` (one call, and what runs on the engine's thread), ``_exit``
+(the end of the process).
 """
 
 from ._engine_thread import EngineForked as EngineForked
 from ._engine_thread import EngineStuck as EngineStuck
 from ._engine_thread import EngineThread as EngineThread
-from ._engine_thread import exit_on_sigterm as exit_on_sigterm
-from ._open import aopen_engine_thread as aopen_engine_thread
-from ._open import open_engine_thread as open_engine_thread
+from ._engine_thread import aopen_engine_thread as aopen_engine_thread
+from ._engine_thread import open_engine_thread as open_engine_thread
+from ._exit import exit_on_sigterm as exit_on_sigterm
 
 __all__ = [
     "EngineForked",

@@ -1,23 +1,16 @@
-"""What only an engine on another thread can go through. A closed or crashed one raises ``trio_rollout.errors.EngineClosed``.
+"""EngineThread: the engine on its own thread, for hosts that are synchronous, threaded, asyncio, or Ray actors.
 
-What is to happen at the end of the interpreter, before it waits for threads.
-
-SIGTERM as an orderly exit, for hosts that want one.
-
-The engine on a thread of its own, for hosts that are not Trio: synchronous, threaded, asyncio, Ray actors.
+Each method says from where it may be called; all of them run on the caller's thread, and reach the engine's only through
+``EngineRun``. A closed or crashed engine raises ``trio_rollout.errors.EngineClosed``.
 """
 
 import asyncio
-import atexit
 import concurrent.futures
+import contextlib
 import os
-import signal
-import sys
 import threading
-import weakref
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import AbstractAsyncContextManager, contextmanager
-from types import FrameType
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, Generic, ParamSpec, Self, TypeVar, final
 
 import attrs
@@ -25,135 +18,102 @@ import attrs
 from trio_rollout.errors import EngineClosed, RolloutError
 from trio_rollout.lowlevel import seconds
 
-from ..bridge._account import stack_of
-from ._life import Job, Life
-
-
-class EngineForked(RolloutError):
-    """The engine belongs to the parent process: threads do not survive a fork. Open one of its own in the child."""
-
-
-class EngineStuck(RolloutError, TimeoutError):
-    """The engine's thread did not answer in time: something on it blocks. The message shows where."""
-
-
-def call_at_exit(method: Callable[[], None]) -> None:
-    """Have a bound method called at the end of the interpreter, unless its object is gone by then.
-
-    The interpreter joins the program's threads before it runs ``atexit``, and one that waits for the engine would wait for
-    ever. So it is done where ``concurrent.futures`` ends its workers, by the same private hook (checked with Python 3.11 to 3.13).
-    Nothing can be taken out of it again, hence the weak reference.
-    """
-    weak: weakref.WeakMethod[Callable[[], None]] = weakref.WeakMethod(method)
-
-    def call() -> None:
-        if (alive := weak()) is not None:
-            alive()
-
-    register: Callable[[Callable[[], None]], Any] = getattr(threading, "_register_atexit", atexit.register)
-    try:
-        register(call)
-    except RuntimeError:  # the main thread is over already, and threads are being joined
-        atexit.register(call)
-
-
-@contextmanager
-def exit_on_sigterm() -> Generator[None]:
-    """Inside the block SIGTERM raises SystemExit(143) in the main thread, so that blocks are left and atexit runs.
-
-    The default action ends the process at once, with nothing cleaned up; that is what container runtimes and ``ray stop`` send
-    first. For the main thread only, like every signal handler. Leaving puts the handler back that was there before; one that C
-    code had installed can't be put back by Python, and the default action takes its place.
-    """
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        del frame
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
-
+from ..bridge._registry import stack_of
+from ._exit import call_at_exit
+from ._run import EngineRun, Job
 
 P = ParamSpec("P")
 T = TypeVar("T")
 V = TypeVar("V")
 
 
+class EngineForked(RolloutError):
+    """The engine belongs to the parent process: threads do not survive a fork. Open another engine in the child."""
+
+
+class EngineStuck(RolloutError, TimeoutError):
+    """The engine's thread did not answer in time: something on it blocks. The message shows where."""
+
+
 @final
 @attrs.define(eq=False, repr=False)
 class EngineThread(Generic[V]):
-    """Runs ``lifespan``, a function that makes an async context manager, in ``trio.run`` on a daemon thread.
+    """On the host's threads: an engine on a daemon thread, where ``trio.run`` runs ``lifespan``.
 
-    ``value`` is what the context manager yields: the engine. What it runs goes on between calls. ``grace`` seconds is how long a
-    cancelled call may take to clean up, and how long the end of the interpreter waits for ``close``.
+    ``lifespan`` is a function that makes an async context manager; ``value`` is the value that this yields: the engine, which
+    goes on working between calls. A cancelled call has ``grace`` seconds to clean up, and so has the engine at the end of the
+    interpreter.
 
-    Prefer ``open_engine_thread``, in asyncio ``aopen_engine_thread``. ``start`` and ``close`` are for hosts that have no block to put
-    it around; the end of the interpreter (of its main thread) closes what was not closed. Only SIGKILL, and SIGTERM without a
-    handler (see ``exit_on_sigterm``), clean up nothing. It runs once: closed, it can't be started again.
+    Prefer ``open_engine_thread``, in asyncio ``aopen_engine_thread``. ``start`` and ``close`` are for hosts without a block to
+    put around it; the end of the interpreter (of its main thread) closes an engine that is still open. Only SIGKILL, and
+    SIGTERM without a handler (see ``exit_on_sigterm``), skip the cleanup. An engine thread runs once: closed, it cannot be
+    started again.
     """
 
     _lifespan: Callable[[], AbstractAsyncContextManager[V]]
     grace: float = attrs.field(default=60.0, kw_only=True, validator=seconds)
     name: str = attrs.field(default="trio-rollout engine", kw_only=True)
-    _life: Life = attrs.field(init=False)
+    _engine_run: EngineRun = attrs.field(init=False)
     _thread: threading.Thread = attrs.field(init=False)
     _pid: int = attrs.field(factory=os.getpid, init=False)
     _starting: threading.Lock = attrs.field(factory=threading.Lock, init=False)
     _started: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._life = Life(self._lifespan)
-        # A daemon, because a wedged one must not keep the process; its target, so that it lives as long as the thread.
-        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        self._engine_run = EngineRun(self._lifespan)
+        # A daemon, because a blocked thread must not keep the process. A method is its target, so that this object lives as
+        # long as the thread.
+        self._thread = threading.Thread(target=self._serve, name=self.name, daemon=True)
 
-    def _run(self) -> None:
-        self._life.run()
+    def _serve(self) -> None:
+        """On the engine's thread."""
+        self._engine_run.run()
 
     def __repr__(self) -> str:
-        state = "closed" if self._life.over.done() else "running" if self._life.ready.done() else "not running"
+        state = (
+            "closed" if self._engine_run.over.done() else "running" if self._engine_run.ready.done() else "not running"
+        )
         return f"<EngineThread {self.name}: {state}>"
 
     @property
     def value(self) -> V:
-        """What the lifespan yielded, once it is started. Its methods are for ``call``, not to be called on other threads.
+        """The value that the lifespan yielded. From any thread; but its methods are for ``call``, on the engine's thread.
 
         Raises:
-          EngineClosed: it is not started.
-          BaseException: whatever the lifespan raised before it yielded, as itself.
+          EngineClosed: the engine is not started.
+          EngineForked: this is another process.
+          BaseException: the exception that the lifespan raised before it yielded, as itself.
 
         """
         self._refuse_after_fork("value")
-        if not self._life.ready.done():
+        if not self._engine_run.ready.done():
             raise EngineClosed("value: the engine is not started")
-        result: V = self._life.ready.result(0)
+        result: V = self._engine_run.ready.result(0)
         return result
 
     def start(self, timeout: float | None = None) -> Self:
-        """Start it and wait until the lifespan has yielded. From several threads: it starts once, and all of them wait.
+        """Start the engine and wait until the lifespan has yielded. From any thread; several may call it, it starts once.
 
         Raises:
-          EngineStuck: it had not after so many seconds; it goes on starting, and can be waited for again or closed.
+          EngineStuck: it was not ready after ``timeout`` seconds. It goes on starting, and can be waited for again or closed.
           EngineClosed: it is closed or has failed.
           EngineForked: this is another process.
-          BaseException: whatever the lifespan raised before it yielded, as itself.
+          BaseException: the exception that the lifespan raised before it yielded, as itself.
 
         """
         self._begin()
-        concurrent.futures.wait([self._life.ready], timeout)
+        concurrent.futures.wait([self._engine_run.ready], timeout)
         return self._begun(timeout)
 
     async def astart(self, timeout: float | None = None) -> Self:  # noqa: ASYNC109  a promise about blocking
-        """``start`` for asyncio, which goes on meanwhile. Cancelled, it goes on starting, and must be closed.
+        """Like ``start``, from asyncio, whose loop goes on meanwhile. Cancelled, the engine goes on starting: close it.
 
         Raises:
           EngineStuck, EngineClosed, EngineForked, BaseException: as ``start``.
 
         """
         self._begin()
-        ready = asyncio.wrap_future(self._life.ready)
+        ready = asyncio.wrap_future(self._engine_run.ready)
         ready.add_done_callback(_looked_at)
         await asyncio.wait([ready], timeout=timeout)
         return self._begun(timeout)
@@ -161,13 +121,12 @@ class EngineThread(Generic[V]):
     def _begin(self) -> None:
         self._refuse_after_fork("start")
         with self._starting:
-            if self._life.over.done() or (self._life.stopping and not self._started):
-                raise self._life.closed("start")
+            if self._engine_run.over.done() or (self._engine_run.stopping and not self._started):
+                raise self._engine_run.closed("start")
             if not self._started:
                 call_at_exit(self._close_at_exit)
-                self._started = (
-                    True  # before it is: a signal's exception may come out of ``start`` when the thread runs already
-                )
+                # Before it is: a signal's exception may come out of ``start`` when the thread runs already.
+                self._started = True
                 try:
                     self._thread.start()
                 except RuntimeError:  # no thread can be started
@@ -175,24 +134,24 @@ class EngineThread(Generic[V]):
                     raise
 
     def _begun(self, timeout: float | None) -> Self:
-        if not self._life.ready.done():
-            raise EngineStuck(f"start: the engine was not ready after {timeout} s; {self._whereabouts()}")
-        self._life.ready.result()
+        if not self._engine_run.ready.done():
+            raise EngineStuck(f"start: the engine was not ready after {timeout} s; {self._location()}")
+        self._engine_run.ready.result()
         return self
 
     def call(self, fn: Callable[..., Awaitable[T]], /, *args: Any, timeout: float | None = None, **kwargs: Any) -> T:
-        """From a thread that is not the engine's: run an async function there and return what it returns.
+        """Run an async function on the engine's thread and return its result. From any other thread.
 
-        Blocks the thread. After ``timeout`` seconds, or at Ctrl-C, the function is cancelled and its cleanup waited for, at most
-        ``grace`` seconds. A result that came at the last moment is returned all the same.
+        Blocks the calling thread. After ``timeout`` seconds, or at Ctrl-C, the function is cancelled and its cleanup waited
+        for, at most ``grace`` seconds. A result that came at the last moment is returned all the same.
 
         Raises:
-          TimeoutError: it was cancelled because of the timeout.
-          EngineStuck: it did not end even then.
+          TimeoutError: the function was cancelled because of the timeout.
+          EngineStuck: the function did not end even then.
           EngineClosed: the engine is closed or has failed; the cause is its failure.
           EngineForked: this is another process.
           RuntimeError: called on the engine's own thread, which would wait for itself.
-          BaseException: whatever it raised.
+          BaseException: the function's exception.
 
         """
         if threading.current_thread() is self._thread:
@@ -200,7 +159,7 @@ class EngineThread(Generic[V]):
         job = self._submit(fn, args, kwargs)
         try:
             concurrent.futures.wait([job.answer], timeout)
-        except BaseException:  # Ctrl-C, or what a signal handler raises
+        except BaseException:  # Ctrl-C, or the exception of a signal handler
             self._cancel_and_wait(job)
             raise
         if not job.answer.done():
@@ -213,7 +172,7 @@ class EngineThread(Generic[V]):
     def submit(
         self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> "concurrent.futures.Future[T]":
-        """Have an async function run on the engine's thread; from any thread.
+        """Run an async function on the engine's thread and return its future. From any thread; does not block.
 
         Cancelling the future cancels the function.
 
@@ -224,105 +183,155 @@ class EngineThread(Generic[V]):
         return self._submit(fn, args, kwargs).answer
 
     async def acall(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """From asyncio: run an async function on the engine's thread and return what it returns.
+        """Run an async function on the engine's thread and return its result. From asyncio, whose loop goes on meanwhile.
 
-        Cancelled, the function is cancelled and its end awaited before CancelledError goes on. **A result that comes at that very
-        moment is lost**: a batch then counts as delivered, and the ledger offers it again after a restart or ``restore``.
+        Cancelled, the function is cancelled and its end awaited before CancelledError goes on, at most ``grace`` seconds. **A
+        result that comes at that very moment is lost**: a batch then counts as delivered, and the ledger offers it again
+        after a restart or ``restore``.
 
         Raises:
           EngineClosed, EngineForked: as ``call``.
-          BaseException: whatever it raised.
+          BaseException: the function's exception.
 
         """
         job = self._submit(fn, args, kwargs)
         try:
             answer: T = await asyncio.shield(asyncio.wrap_future(job.answer))
         except asyncio.CancelledError:
-            self._life.soon(job.scope.cancel)
+            self._engine_run.cancel(job)
             await asyncio.wait([asyncio.wrap_future(job.over)], timeout=self.grace)  # noqa: ASYNC102  asyncio, and bounded
             raise
         return answer
 
     def close(self, timeout: float | None = None) -> None:
-        """Cancel the calls under way, leave the lifespan (the engine drains), end the thread. Closing twice does nothing more.
+        """Cancel the calls under way, leave the lifespan (the engine drains), end the thread. From any other thread.
 
-        Blocks until it is over, at most ``timeout`` seconds.
+        Blocks until the thread has ended, at most ``timeout`` seconds. Closing twice has no further effect.
 
         Raises:
-          EngineStuck: it was not over then. The thread is left to itself; the process can exit.
+          EngineStuck: the thread has not ended in time. It goes on; the process can exit.
           RuntimeError: called on the engine's own thread, which would wait for itself.
-          BaseException: the engine's failure, as itself, if no call had told it.
+          BaseException: the engine's failure, as itself, if it was not raised to a caller before.
 
         """
         if self._stop():
-            concurrent.futures.wait([self._life.over], timeout)
+            concurrent.futures.wait([self._engine_run.over], timeout)
             self._stopped(timeout)
 
     async def aclose(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  a promise about blocking
-        """``close`` for asyncio, which goes on meanwhile. Cancelled, it goes on closing.
+        """Like ``close``, from asyncio, whose loop goes on meanwhile. Cancelled, the engine goes on closing.
 
         Raises:
           EngineStuck, RuntimeError, BaseException: as ``close``.
 
         """
         if self._stop():
-            await asyncio.wait([asyncio.wrap_future(self._life.over)], timeout=timeout)
+            await asyncio.wait([asyncio.wrap_future(self._engine_run.over)], timeout=timeout)
             self._stopped(timeout)
 
     def _stop(self) -> bool:
-        """Whether there is an end to wait for."""
+        """Begin to close; return True if there is an end to wait for."""
         if os.getpid() != self._pid:
-            return False  # nothing of it is here
+            return False  # a forked child has no such thread
         if threading.current_thread() is self._thread:
             raise RuntimeError("close() on the engine's own thread would wait for itself")
-        self._life.stop()
+        self._engine_run.stop()
         with self._starting:
             return self._started
 
     def _stopped(self, timeout: float | None) -> None:
-        if not self._life.over.done():
-            raise EngineStuck(f"close: the engine did not end within {timeout} s; {self._whereabouts()}")
+        if not self._engine_run.over.done():
+            raise EngineStuck(f"close: the engine did not end within {timeout} s; {self._location()}")
         self._thread.join()
-        if self._life.error is not None and not self._life.told:
-            self._life.told = True
-            raise self._life.error
+        if self._engine_run.error is not None and not self._engine_run.error_was_raised:
+            self._engine_run.error_was_raised = True
+            raise self._engine_run.error
 
     def _submit(self, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job:
         job = Job(fn, args, kwargs)
         self._refuse_after_fork(job.name)
-        self._life.submit(job)
+        self._engine_run.submit(job)
         return job
 
     def _cancel_and_wait(self, job: Job) -> None:
-        self._life.soon(job.scope.cancel)
+        self._engine_run.cancel(job)
         try:
             job.over.result(self.grace)
         except TimeoutError:
             raise EngineStuck(
-                f"{job.name} was cancelled and did not end within {self.grace} s; {self._whereabouts()}"
+                f"{job.name} was cancelled and did not end within {self.grace} s; {self._location()}"
             ) from None
 
-    def _whereabouts(self) -> str:
+    def _location(self) -> str:
         return f"its thread is in {stack_of(self._thread.ident)}"
 
     def _refuse_after_fork(self, what: str) -> None:
         if os.getpid() != self._pid:
             raise EngineForked(
                 f"{what}: this engine runs in process {self._pid}, and this is process {os.getpid()}, forked from it; open "
-                "another one here"
+                "another engine here"
             )
 
     def _close_at_exit(self) -> None:
         if os.getpid() != self._pid:
             return
-        self._life.told = True  # nobody is left to be told of its failure
+        self._engine_run.error_was_raised = True  # no code is left to raise it to
         try:
             self.close(timeout=self.grace)
         except EngineStuck as error:
-            self._life.abandon(error)
+            self._engine_run.abandon(error)
 
 
 def _looked_at(future: "asyncio.Future[Any]") -> None:
-    """Or asyncio complains of a failed start that nobody waits for any more."""
+    """Retrieve the exception, or asyncio complains of a failed start that is no longer waited for."""
     if not future.cancelled():
         future.exception()
+
+
+@contextmanager
+def open_engine_thread(
+    lifespan: Callable[[], AbstractAsyncContextManager[V]], *, grace: float = 60.0, start_timeout: float | None = None
+) -> Generator[EngineThread[V]]:
+    """Run an engine on a thread until the block is left. From a synchronous program.
+
+    Entering blocks until the lifespan has yielded. Leaving closes the engine and blocks until everything is cleaned up, at
+    most ``grace`` seconds, which should exceed ``Deadlines.drain``. The body's own exception comes out as itself.
+
+    An asyncio program uses ``aopen_engine_thread``, which does not block the loop.
+
+    Raises:
+      EngineStuck: the engine was not ready after ``start_timeout``, or not closed after ``grace`` seconds.
+      BaseException: the lifespan's exception, if it was not raised to a caller before.
+
+    """
+    thread = EngineThread(lifespan, grace=grace)
+    try:
+        yield thread.start(start_timeout)
+    except BaseException:
+        with contextlib.suppress(Exception):  # the body's own error says more
+            thread.close(grace)
+        raise
+    thread.close(grace)
+
+
+@asynccontextmanager
+async def aopen_engine_thread(
+    lifespan: Callable[[], AbstractAsyncContextManager[V]], *, grace: float = 60.0, start_timeout: float | None = None
+) -> AsyncGenerator[EngineThread[V]]:
+    """Like ``open_engine_thread``, from asyncio, whose loop goes on while the engine starts and while it ends.
+
+    Cancelled, a start is given up. ``asyncio.to_thread(opened.__enter__)`` is no substitute: ``asyncio.run`` waits for its threads
+    before it lets a SystemExit or a KeyboardInterrupt out, and so for a start that may never end.
+
+    Raises:
+      EngineStuck, BaseException: as ``open_engine_thread``.
+
+    """
+    thread = EngineThread(lifespan, grace=grace)
+    try:
+        yield await thread.astart(start_timeout)
+    except BaseException:
+        with contextlib.suppress(Exception):  # the body's own error says more
+            await thread.aclose(grace)  # noqa: ASYNC102  asyncio, and bounded
+        raise
+    await thread.aclose(grace)

@@ -1,6 +1,10 @@
-"""One call into the engine's thread, seen from both sides.
+"""The Trio run on the engine's thread, and the calls that hosts make into it.
 
-What runs on the engine's thread: the lifespan, and the calls inside of it.
+A ``Job`` is one call: the host waits for its two futures, the engine's thread runs its function. ``EngineRun`` opens the
+lifespan, runs jobs in a nursery inside of it, and leaves it when it is told to. Hosts post to the engine's thread with
+Trio's token; the engine answers through the futures. The set of jobs and the end of the run are guarded by one lock.
+
+Decision: docs/decisions/0019-whose-fault-an-exception-is.md (an exception of a job is its caller's, whatever its class).
 """
 
 import concurrent.futures
@@ -22,11 +26,13 @@ from ..bridge._errors import apart, described, portable
 
 _log: Final = logging.getLogger("trio_rollout.compat")
 
+Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
+
 
 @final
 @attrs.frozen(eq=False, repr=False)
 class Job:
-    """``answer`` is what the host waits for; ``over`` is set when nothing of it runs any more."""
+    """On both threads: one call. The host waits for ``answer``; ``over`` is set when nothing of it runs any more."""
 
     fn: Callable[..., Awaitable[Any]]
     args: tuple[Any, ...]
@@ -37,11 +43,11 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What was called."""
+        """The function's name."""
         return name_of(self.fn)
 
-    async def run(self) -> None:  # noqa: ASYNC910  whether there is a checkpoint is the function's affair
-        """Run it on the engine's thread. What it raises is the caller's, whatever its class: the engine goes on.
+    async def run(self) -> None:  # noqa: ASYNC910  the function decides if there is a checkpoint
+        """On the engine's thread: run the function. An exception is the caller's, whatever its class: the engine goes on.
 
         Cancelled from outside, the answer stays open: only the end of the run knows why.
         """
@@ -60,7 +66,7 @@ class Job:
         self.finish()
 
     def settle(self, value: Any = None, *, error: BaseException | None = None) -> None:
-        """Give the answer, unless the host has given it up."""
+        """On any thread: give the answer, unless the host has cancelled the future."""
         try:
             if error is None:
                 self.answer.set_result(value)
@@ -72,54 +78,52 @@ class Job:
             _log.error("a callback on the answer of %s raised %s", self.name, described(raised))  # noqa: ASYNC104
 
     def finish(self) -> None:
-        """Nothing of it runs any more, or nobody waits for that any more."""
+        """On any thread: say that nothing of the job runs any more, or that its end is no longer waited for."""
         with contextlib.suppress(concurrent.futures.InvalidStateError):
             self.over.set_result(None)
 
 
-Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
-
-
 @final
 @attrs.define(eq=False)
-class Life:
-    """One Trio run. ``ready`` gets what the lifespan yields, or what it raised before; ``over`` is done at the very end.
+class EngineRun:
+    """On any thread, except for the methods that say otherwise: one Trio run with a lifespan and the jobs inside of it.
 
-    Everything with a lock is called from any thread, the rest on the engine's.
+    ``ready`` gets the value that the lifespan yields, or the exception that it raised before; ``over`` is done at the very
+    end. ``error`` is the engine's own failure, once the run is over.
     """
 
     _lifespan: Lifespan
     ready: "concurrent.futures.Future[Any]" = attrs.field(factory=concurrent.futures.Future, init=False)
     over: "concurrent.futures.Future[None]" = attrs.field(factory=concurrent.futures.Future, init=False)
     error: BaseException | None = attrs.field(default=None, init=False)
-    told: bool = attrs.field(default=False, init=False)
-    """Somebody was given ``error``."""
+    error_was_raised: bool = attrs.field(default=False, init=False)
+    """``error`` has been raised to a caller."""
+    stopping: bool = attrs.field(default=False, init=False)
+    """No job is accepted any more."""
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
     _jobs: dict[Job, None] = attrs.field(factory=dict, init=False)
     _token: trio.lowlevel.TrioToken | None = attrs.field(default=None, init=False)
-    stopping: bool = attrs.field(default=False, init=False)
-    """No call is let in any more."""
     _stop: trio.Event = attrs.field(factory=trio.Event, init=False)
     _starting: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     _nursery: trio.Nursery | None = attrs.field(default=None, init=False)
 
     def run(self) -> None:
-        """The thread's function."""
+        """On the engine's thread, as its function: run to the end, then settle every job that is left."""
         error: BaseException | None = None
         try:
             trio.run(self._main)
-        except BaseException as raised:  # noqa: ASYNC103  # ruff: ignore[blind-except]  the end of the thread: whoever waits is told
+        except BaseException as raised:  # noqa: ASYNC103  # ruff: ignore[blind-except]  the thread ends: its callers are told
             error = raised
         with self._lock:
             self.stopping = True
             self.error = error
             left = list(self._jobs)
         for job in left:
-            self.told = self.told or error is not None
+            self.error_was_raised = self.error_was_raised or error is not None
             job.settle(error=self.closed(job.name))
             job.finish()
         if not self.ready.done():
-            self.told = True
+            self.error_was_raised = True
             self.ready.set_exception(error or EngineClosed("start: the engine was closed before it was ready"))
         self.over.set_result(None)
 
@@ -134,65 +138,68 @@ class Life:
                 try:
                     await self._stop.wait()
                 finally:
-                    self._nursery = None  # or new calls could keep it busy for ever
+                    self._nursery = None  # or new jobs could keep it busy for ever
 
     def closed(self, what: str) -> EngineClosed:
-        """Why a call can't be made or finished; its cause is the engine's own failure, if there was one."""
+        """Return the reason why a call cannot be made or finished; its cause is the engine's own failure, if it has one."""
         failed = f": it failed with {described(self.error)}" if self.error is not None else ""
         refusal = EngineClosed(f"{what}: the engine is closed{failed}")
         refusal.__cause__ = self.error
         return refusal
 
     def submit(self, job: Job) -> None:
-        """Have the job run.
+        """Have the job run on the engine's thread.
 
         Raises:
-          EngineClosed: it is closed, or about to be.
+          EngineClosed: the run is over or about to be, or has not started.
 
         """
         with self._lock:
             if self.stopping:
-                self.told = self.told or self.error is not None
+                self.error_was_raised = self.error_was_raised or self.error is not None
                 raise self.closed(job.name)
             if not self.ready.done():
                 raise EngineClosed(f"{job.name}: the engine is not started")
             self._jobs[job] = None
             job.over.add_done_callback(lambda _: self._jobs.pop(job, None))
-            # A host that gives the answer up gives up the work.
-            job.answer.add_done_callback(lambda answer: self._give_up(job) if answer.cancelled() else None)
-            self.soon(lambda: self._start(job))
+            # A host that cancels the future cancels the function.
+            job.answer.add_done_callback(lambda answer: self.cancel(job) if answer.cancelled() else None)
+            self._post(lambda: self._start(job))
 
-    def _give_up(self, job: Job) -> None:
-        self.soon(job.scope.cancel)
+    def cancel(self, job: Job) -> None:
+        """Cancel the job's function."""
+        self._post(job.scope.cancel)
 
     def _start(self, job: Job) -> None:
+        """On the engine's thread."""
         # Without a nursery the run is about to end, and its end settles the job: it knows the cause.
         if self._nursery is not None:
             self._nursery.start_soon(job.run, name=f"call {job.name}")
 
     def abandon(self, error: BaseException) -> None:
-        """Nobody waits for it any more: whoever waits for a call gets this error."""
+        """Settle every job with this error: the run is no longer waited for."""
         with self._lock:
             left = list(self._jobs)
         for job in left:
             job.settle(error=error)
             job.finish()
 
-    def soon(self, fn: Callable[[], object]) -> None:
+    def stop(self) -> None:
+        """Accept no more jobs, cancel those that run, leave the lifespan."""
+        with self._lock:
+            self.stopping = True
+        self._post(self._stop_now)
+
+    def _stop_now(self) -> None:
+        """On the engine's thread."""
+        self._stop.set()
+        if not self.ready.done():
+            self._starting.cancel()  # what it is about to open will not be used
+
+    def _post(self, fn: Callable[[], object]) -> None:
         """Run a function on the engine's thread, unless its run is over."""
         try:
             if self._token is not None:
                 self._token.run_sync_soon(fn)
         except trio.RunFinishedError:
             pass
-
-    def stop(self) -> None:
-        """Let no call in any more, cancel those under way, leave the lifespan."""
-        with self._lock:
-            self.stopping = True
-        self.soon(self._stop_now)
-
-    def _stop_now(self) -> None:
-        self._stop.set()
-        if not self.ready.done():
-            self._starting.cancel()  # nobody will use what it is about to open
