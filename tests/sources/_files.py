@@ -1,4 +1,4 @@
-"""JSONL files for the tests of sources, and a blocking call that takes several steps."""
+"""Helpers of the sources' tests: JSONL files, and a blocking call that takes several steps."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -13,14 +13,14 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
-def written(path: Path, records: Iterable[object]) -> Path:
-    """A file with one record a line."""
-    path.write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
+def written(path: Path, items: Iterable[object]) -> Path:
+    """Write a file with one item a line."""
+    path.write_text("".join(f"{json.dumps(item)}\n" for item in items), encoding="utf-8")
     return path
 
 
 def questions(count: int) -> list[dict[str, object]]:
-    """Records of text prompts with a label, metadata and an id of their own."""
+    """Return items with a text prompt, a label, metadata and an id."""
     return [
         {"prompt": f"What is {n} + {n}?", "label": str(2 * n), "metadata": {"n": n}, "uid": f"q{n}"}
         for n in range(count)
@@ -28,12 +28,12 @@ def questions(count: int) -> list[dict[str, object]]:
 
 
 def ids(prompts: Sequence[Prompt]) -> list[str]:
-    """The group ids, as text."""
+    """Return the group ids as text."""
     return [str(prompt.group_id) for prompt in prompts]
 
 
 async def run_slowly(fn: Callable[[*Ts], T], /, *args: *Ts) -> T:
-    """A stand-in for a thread with a step before the call, and one after it that loses the result when cancelled."""
+    """Stand in for a thread: take a step before the call, and one after it that loses the result when cancelled."""
     await trio.lowlevel.checkpoint()
     result = fn(*args)
     await trio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""Cancelled at any step, ``take`` has taken nothing and ``give_back`` nothing back: the next call goes on from there."""
+"""Cancelled at any step, ``take`` has taken nothing and ``give_back`` has taken nothing back."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ COUNT = 6
 
 @pytest.fixture(params=["jsonl", "shuffled", "iterable", "tasks"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Source]:
-    """Makes a source of six prompts; each blocking call of it takes several steps."""
+    """Return a maker of sources with six prompts, whose blocking calls take several steps."""
     path = written(tmp_path / "a.jsonl", questions(COUNT))
     makers: dict[str, Callable[[], Source]] = {
         "jsonl": lambda: JsonlSource(path, run_sync=run_slowly),
@@ -32,7 +32,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Sourc
 
 @attrs.define(eq=False)
 class World:
-    """What the caller holds, and what it still could get."""
+    """The prompts that the caller holds, and those that it can still get."""
 
     source: Source
     held: list[Prompt] = attrs.field(factory=list)

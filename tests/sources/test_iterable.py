@@ -1,4 +1,4 @@
-"""Prompts from an iterable: endless ones, failing ones, and what a state can and can't restore."""
+"""Prompts from an iterable: endless ones, failing ones, and the states that can and can't be restored."""
 
 import itertools
 import json
@@ -57,8 +57,8 @@ async def test_returned_prompts_come_first():
     assert ids(await source.take(4)) == ["0/1", "0/2", "0/3", "0/4"]
 
 
-async def test_what_an_iterable_gave_before_it_failed_comes_out_first_then_the_error_stays():
-    """A generator that has raised looks like one that has ended; it must not pass for the end of data."""
+async def test_prompts_before_a_failure_come_out_first_then_every_call_raises_the_error():
+    """A generator that has raised looks like one that has ended; it must not be taken for the end of data."""
 
     def failing() -> Iterator[Prompt]:
         yield prompt(0)
@@ -108,7 +108,7 @@ def test_a_restored_source_goes_on_like_the_first(data: st.DataObject, count: in
 
 
 async def test_long_sequences_are_restored():
-    """Longer than what is looked at in one go."""
+    """The sequence is longer than a restore holds in memory at once."""
     source = IterableSource(Numbers())
     taken = await source.take(5000)
     await source.give_back([taken[7], taken[4711]])
@@ -123,11 +123,11 @@ async def test_long_sequences_are_restored():
     ("prompts", "change", "message"),
     [
         ([prompt(0), prompt(5)], {}, "the state belongs to another sequence of prompts (count, digest)"),
-        ([prompt(0)], {}, "the state belongs to another sequence of prompts (count, digest): it has (2, "),
+        ([prompt(0)], {}, "the state belongs to another sequence of prompts (count, digest): the state has (2, "),
         ([prompt(0), None], {}, "the state belongs to another sequence of prompts"),
-        ([prompt(0), prompt(1)], {"kind": "jsonl"}, "cannot be restored from a state of kind 'jsonl', only 'iterable'"),
+        ([prompt(0), prompt(1)], {"kind": "jsonl"}, "can't be restored from a state of kind 'jsonl', only 'iterable'"),
         ([prompt(0), prompt(1)], {"taken": -1}, "damaged state: Expected `int` >= 0 - at `$.taken`"),
-        ([prompt(0), prompt(1)], {"returned": [[0, "9"]]}, "the state gives back what was never taken: 0/9"),
+        ([prompt(0), prompt(1)], {"returned": [[0, "9"]]}, "the state gives back prompts that were never taken: 0/9"),
     ],
 )
 async def test_what_does_not_fit_is_refused_and_changes_nothing(prompts, change, message: str):

@@ -1,4 +1,4 @@
-"""What a JSONL file becomes: prompts of three kinds, ids, epochs, orders."""
+"""Prompts from a JSONL file: three kinds of them, ids, epochs, orders."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from ._files import ids, questions, written
 
 
 async def test_the_kind_of_a_prompt_follows_its_value(tmp_path: Path):
-    """A list of ints is ids, a string text, a list of objects messages; the rest of the record comes along."""
+    """A list of ints is ids, a string is text, a list of objects is messages; label and metadata come along."""
     messages = [{"role": "user", "content": "hi"}]
     path = written(
         tmp_path / "a.jsonl",
@@ -48,7 +48,7 @@ async def test_no_label_and_no_metadata_are_read_where_their_key_is_none(tmp_pat
     assert (prompt.label, prompt.metadata) == (None, {})
 
 
-async def test_blank_lines_a_byte_order_mark_and_windows_line_ends_are_no_records(tmp_path: Path):
+async def test_blank_lines_a_byte_order_mark_and_windows_line_ends_are_no_items(tmp_path: Path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n  \n{"prompt": "b"}\r\n{"prompt": "\xc3\xa9"}')
 
@@ -85,7 +85,7 @@ async def test_shuffled_each_epoch_has_an_order_of_its_own_with_every_prompt_onc
 
 
 async def test_the_order_of_a_seed_is_the_same_everywhere(tmp_path: Path):
-    """Saved positions rely on it, so these are not to change."""
+    """Saved positions rely on these orders, so they must not change."""
     path = written(tmp_path / "a.jsonl", questions(8))
 
     order = [prompt.id for prompt in await JsonlSource(path, shuffle_seed=0).take(8)]
@@ -187,7 +187,7 @@ def test_options_are_checked_at_construction(tmp_path: Path, options: dict[str, 
 
 
 async def test_it_never_blocks_the_loop(tmp_path: Path):
-    """Every look into the file after construction goes through ``run_sync``."""
+    """Every access to the file after construction goes through ``run_sync``."""
     calls: list[str] = []
 
     async def run_sync(fn, /, *args):
@@ -201,14 +201,14 @@ async def test_it_never_blocks_the_loop(tmp_path: Path):
     assert calls == ["scan", "_read", "_read"]
 
 
-def test_a_large_file_costs_few_bytes_a_record(tmp_path: Path):
-    """8 bytes a record, 24 with ids: the records stay on disk."""
+def test_a_large_file_costs_few_bytes_an_item(tmp_path: Path):
+    """An item costs 8 bytes, or 24 with ids: the items stay on disk."""
     path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in questions(1000)))
+    path.write_text("".join(json.dumps(item) + "\n" for item in questions(1000)))
     source = JsonlSource(path, id_key="uid", run_sync=run_inline)
 
     trio.run(source.check)
 
     assert source._file is not None
-    kept = source._file.starts.nbytes + source._file.id_hashes.nbytes + source._file.id_records.nbytes
+    kept = source._file.starts.nbytes + source._file.id_hashes.nbytes + source._file.id_items.nbytes
     assert kept <= 24 * 1001

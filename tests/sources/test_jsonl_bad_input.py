@@ -1,4 +1,4 @@
-"""Each thing that can be wrong with a JSONL file has a message with the file, the line and what is wrong."""
+"""Each mistake in a JSONL file has an error that names the file, the line and the mistake."""
 
 import re
 from pathlib import Path
@@ -54,7 +54,7 @@ async def test_a_bad_line_is_named(tmp_path: Path, what: str):
 
 
 @pytest.mark.parametrize(
-    ("records", "options", "message"),
+    ("items", "options", "message"),
     [
         ([{"prompt": "a", "uid": "x"}, {"prompt": "b"}], {"id_key": "uid"}, "line 2: lacks the key 'uid'"),
         (
@@ -72,8 +72,8 @@ async def test_a_bad_line_is_named(tmp_path: Path, what: str):
         ([{"prompt": "a"}], {"metadata_key": "info"}, "line 1: lacks the key 'info'"),
     ],
 )
-async def test_a_key_that_was_named_must_be_on_every_line(tmp_path: Path, records, options, message: str):
-    path = written(tmp_path / "a.jsonl", records)
+async def test_a_key_that_was_named_must_be_on_every_line(tmp_path: Path, items, options, message: str):
+    path = written(tmp_path / "a.jsonl", items)
     with pytest.raises(SourceError, match=re.escape(message)):
         await JsonlSource(path, **options).check()
 
@@ -102,9 +102,9 @@ def test_an_empty_file_is_refused_at_construction(tmp_path: Path):
         JsonlSource(tmp_path / "a.jsonl")
 
 
-async def test_a_file_of_blank_lines_has_no_record(tmp_path: Path):
+async def test_a_file_of_blank_lines_is_refused(tmp_path: Path):
     (tmp_path / "a.jsonl").write_text("\n \n")
-    with pytest.raises(SourceError, match="has no record, only blank lines"):
+    with pytest.raises(SourceError, match="has only blank lines"):
         await JsonlSource(tmp_path / "a.jsonl").take(1)
 
 

@@ -1,4 +1,4 @@
-"""Saved positions of a JSONL source: a source restored from one goes on as the first would have."""
+"""Saved positions of a JSONL source: a restored source goes on as the first one would have."""
 
 import json
 import re
@@ -34,13 +34,13 @@ OPTIONS = st.fixed_dictionaries({
 
 
 def through_json(state: Mapping[str, object]) -> dict[str, Any]:
-    """The state as a ledger keeps it."""
+    """Return the state as a ledger keeps it."""
     text: dict[str, Any] = json.loads(json.dumps(state))
     return text
 
 
 class Model:
-    """A source beside the list of what it must give, in order."""
+    """A source, and the prompts that were taken from it and not given back."""
 
     def __init__(self, path: Path, options: dict[str, Any]) -> None:
         self.path, self.options = path, options
@@ -48,11 +48,11 @@ class Model:
         self.held: list[Prompt] = []
 
     def opened(self) -> JsonlSource:
-        """A new source over the same file."""
+        """Return a new source over the same file."""
         return JsonlSource(self.path, run_sync=run_inline, **self.options)
 
     async def step(self, what: str, number: int) -> None:
-        """One of STEPS."""
+        """Do one of STEPS."""
         if what == "take":
             self.held += await self.source.take(number)
         elif what == "give back" and self.held:
@@ -71,8 +71,8 @@ class Model:
 
 @settings(max_examples=60, deadline=None)
 @given(count=st.integers(1, 7), options=OPTIONS, steps=STEPS)
-def test_whatever_happens_each_prompt_of_each_epoch_is_given_exactly_once(tmp_path_factory, count, options, steps):
-    """Taken and not given back, plus what is still to come: every prompt of every epoch, once."""
+def test_each_prompt_of_each_epoch_is_given_exactly_once(tmp_path_factory, count, options, steps):
+    """The prompts taken and not given back, with those still to come, are every prompt of every epoch once."""
     path = written(tmp_path_factory.mktemp("data") / "a.jsonl", questions(count))
 
     async def main() -> list[str]:
@@ -106,7 +106,7 @@ def test_a_restored_source_goes_on_like_the_first(tmp_path_factory, options, ste
 
 
 async def test_a_state_from_before_anything_was_read_fits_every_content(tmp_path: Path):
-    """Nothing was taken, so nothing can be wrong."""
+    """No prompt was taken, so none can be of another file."""
     state = JsonlSource(written(tmp_path / "a.jsonl", questions(3))).state()
     other = JsonlSource(written(tmp_path / "b.jsonl", questions(4)))
     await other.check()
@@ -131,13 +131,13 @@ async def test_another_size_is_refused_at_once(tmp_path: Path):
     await source.check()
     other = JsonlSource(written(tmp_path / "b.jsonl", questions(4)))
     with pytest.raises(
-        SourceError, match=r"the state belongs to another file: it has \d+ bytes, this source \d+ bytes"
+        SourceError, match=r"the state belongs to another file: the state has \d+ bytes, this source has \d+ bytes"
     ):
         other.restore(source.state())
 
 
 async def test_another_content_of_the_same_size_is_refused_by_restore_or_by_check(tmp_path: Path):
-    """By whichever of the two comes second, and never by handing out prompts of the other file."""
+    """The later of the two calls refuses it; prompts of the other file are never handed out."""
     source = JsonlSource(written(tmp_path / "a.jsonl", [{"prompt": "a"}]))
     await source.take(1)
     path = written(tmp_path / "b.jsonl", [{"prompt": "b"}])
@@ -159,14 +159,14 @@ async def test_another_content_of_the_same_size_is_refused_by_restore_or_by_chec
 )
 def test_other_options_are_refused(tmp_path: Path, other: dict[str, Any]):
     path = written(tmp_path / "a.jsonl", questions(3))
-    with pytest.raises(SourceError, match="the state belongs to another set of options: it has "):
+    with pytest.raises(SourceError, match="the state belongs to another set of options: the state has "):
         JsonlSource(path, **other).restore(JsonlSource(path).state())
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "iterable"}, "cannot be restored from a state of kind 'iterable', only 'jsonl'"),
+        ({"kind": "iterable"}, "can't be restored from a state of kind 'iterable', only 'jsonl'"),
         ({"position": -1}, "damaged state: Expected `int` >= 0 - at `$.position`"),
         ({"epoch": "1"}, "damaged state: Expected `int`, got `str` - at `$.epoch`"),
         ({"returned": [[0]]}, "damaged state: "),

@@ -24,7 +24,7 @@ def answered(prompt: Prompt, text: str) -> Trajectory:
     return Trajectory(prompt=prompt, index=0, segments=[row])
 
 
-async def test_a_task_is_a_question_with_its_answer_and_what_is_known_about_it():
+async def test_a_task_is_a_question_with_its_answer_and_its_metadata():
     (prompt,) = await tasks().take(1)
 
     assert prompt.id == "0"
@@ -64,7 +64,7 @@ async def test_a_restored_source_goes_on_like_the_first():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seed": 2}, "another (name, count, seed): it has ('gcd', 5, 2), this source ('gcd', 5, 1)"),
+        ({"seed": 2}, "another (name, count, seed): the state has ('gcd', 5, 2), this source has ('gcd', 5, 1)"),
         ({"count": 6}, "another (name, count, seed)"),
         ({"name": "lcm"}, "another (name, count, seed)"),
         ({"kind": "jsonl"}, "a state of kind 'jsonl', only 'tasks'"),
@@ -82,7 +82,7 @@ async def test_what_does_not_fit_is_refused_and_changes_nothing(change: dict[str
     assert source.state() == before
 
 
-async def test_giving_back_what_is_not_out_is_refused():
+async def test_giving_back_a_task_that_is_not_out_is_refused():
     source = tasks()
     taken = await source.take(2)
     await source.give_back(taken[:1])
@@ -125,7 +125,7 @@ async def test_the_last_answer_tag_counts_or_else_the_whole_response():
 
 
 async def test_an_answer_that_the_verifier_can_not_parse_scores_zero():
-    """prime_factorization's verifier raises ValueError on it: the policy's fault, not the scorer's."""
+    """The verifier of prime_factorization raises ValueError: the mistake is the policy's, not the scorer's."""
     source = tasks("prime_factorization")
     (prompt,) = await source.take(1)
     assert await source.reward(answered(prompt, "garbage")) == 0.0
@@ -153,7 +153,7 @@ async def test_a_generator_that_fails_is_a_source_error_and_nothing_is_taken():
 
 
 async def test_metadata_that_json_changes_is_not_what_is_scored_with():
-    """rearc compares tuples: with metadata that went through JSON its own answer scores 0.05."""
+    """The verifier of rearc compares tuples: with metadata that went through JSON its own answer scores 0.05."""
     source = tasks("rearc", count=1)
     (prompt,) = await source.take(1)
     assert await source.reward(answered(prompt, str(prompt.label))) == 1.0

@@ -1,4 +1,4 @@
-"""Where prompts come from: a JSONL file, any iterable, generated tasks. Each is a cursor that can be saved and restored."""
+"""Sources of prompts: a JSONL file, any iterable, generated tasks. Each has a position that can be saved and restored."""
 
 from ._iterable import IterableSource as IterableSource
 from ._jsonl import JsonlSource as JsonlSource

@@ -1,9 +1,7 @@
-"""In which order an epoch reads its records.
+"""Prompts from a JSONL file: a position (epoch, place in the epoch) that can be saved and restored.
 
-Prompts from a JSONL file: a cursor over (epoch, position) that can be saved and restored.
-
-Owns the cursor and the prompts given back, as ids; the file is opened for each read and closed again. Invariant: the cursor
-moves only after a read has succeeded, with no checkpoint in between, so a cancelled ``take`` has taken nothing.
+Owns the position and the ids of the prompts given back; the file is opened for each read and closed again. Invariant: the
+position moves only after a read has succeeded, with no checkpoint in between, so a cancelled ``take`` has taken nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,49 +18,13 @@ from .._core.checks import Validator, whole
 from .._core.values import GroupId, Prompt
 from .._util.threads import RunSync, run_in_thread
 from ..errors import SourceError
+from ._json_prompt import DEFAULT_LABEL_KEY, DEFAULT_METADATA_KEY, Keys
 from ._jsonl_file import FileMark, JsonlFile, require_file, scan
 from ._position import Count, dumped, loaded, require_same
-from ._record import DEFAULT_LABEL_KEY, DEFAULT_METADATA_KEY, Keys
-
-
-@attrs.define(eq=False)
-class EpochOrder:
-    """File order, or without repetition a shuffled one for each (seed, epoch), the same on every machine.
-
-    Sorted random keys in place of ``Generator.permutation``: numpy keeps the streams of its bit generators for good, but
-    not what its generators make of them, and a saved position means an order.
-    """
-
-    count: int
-    seed: int | None
-    _epoch: int = attrs.field(default=-1, init=False)
-    _shuffled: npt.NDArray[np.int64] = attrs.field(factory=lambda: np.empty(0, np.int64), init=False)
-
-    def record(self, epoch: int, position: int) -> int:
-        """The number of the record at this position of the epoch. Slow once an epoch, when it is shuffled."""
-        if self.seed is None:
-            return position
-        if epoch != self._epoch:
-            bits = np.random.PCG64(np.random.SeedSequence((self.seed, epoch)))
-            self._shuffled = np.argsort(bits.random_raw(self.count), kind="stable")
-            self._epoch = epoch
-        return int(self._shuffled[position])
 
 
 def _whole_or_none(low: int) -> Validator:
     return attrs.validators.optional(whole(low))
-
-
-@attrs.frozen(kw_only=True)
-class JsonlPosition:
-    """What is saved. ``file`` is None as long as nothing was read; ``epoch == epochs`` is the end of data."""
-
-    kind: Literal["jsonl"] = "jsonl"
-    file: FileMark | None
-    options: dict[str, str | int | None]
-    epoch: Count
-    position: Count
-    returned: tuple[tuple[Count, str], ...]
 
 
 @final
@@ -70,17 +32,19 @@ class JsonlPosition:
 class JsonlSource:
     """Prompts from a file with one JSON object a line; a ``Source``.
 
-    Under ``prompt_key`` a list of integers is token ids, a string text, a list of objects messages. A line may lack the
-    label or the metadata as long as their keys are the default ones; a key that you name must be on every line; None
-    reads none. Ids come from ``id_key`` and are unique, else they are the records' numbers: "0", "1", … Blank lines are
-    no records. The file is read ``epochs`` times (None: without end), in file order, or with ``shuffle_seed`` (>= 0) in
-    another order each epoch. The epoch of each prompt is set here.
+    - ``prompt_key``: a list of integers is token ids, a string is text, a list of objects is messages.
+    - ``label_key``, ``metadata_key``: None reads none. A line may lack the default keys; a key that you name must be on
+      every line.
+    - ``id_key``: the key of a unique id. Without it, the ids are the numbers of the items: "0", "1", … Blank lines do not
+      count.
+    - ``epochs``: the file is read so many times; None: without end. Each prompt has its epoch.
+    - ``shuffle_seed`` (>= 0): another order in each epoch, the same on every machine. None: file order.
 
-    The first ``check`` or ``take`` reads and checks the whole file; 8 bytes a record stay in memory. ``run_sync`` is where
-    blocking reads run: in a thread, unless a simulation says otherwise.
+    The first ``check`` or ``take`` reads and checks the whole file; 8 bytes an item stay in memory. ``run_sync`` runs the
+    blocking reads: in a thread, except in a simulation.
 
     Raises:
-      SourceError: there is no such file, or it is empty.
+      SourceError: the file does not exist or is empty.
       SettingsError: an option is out of its range.
 
     """
@@ -95,7 +59,7 @@ class JsonlSource:
     run_sync: RunSync = attrs.field(default=run_in_thread, kw_only=True)
 
     _file: JsonlFile | None = attrs.field(default=None, init=False)
-    _order: EpochOrder | None = attrs.field(default=None, init=False)
+    _order: "EpochOrder | None" = attrs.field(default=None, init=False)
     _restored_from: FileMark | None = attrs.field(default=None, init=False)
     _epoch: int = attrs.field(default=0, init=False)
     _position: int = attrs.field(default=0, init=False)
@@ -109,30 +73,32 @@ class JsonlSource:
 
     @property
     def total(self) -> int | None:
-        """Prompts in all epochs; None before the file was checked, and without an end."""
+        """The number of prompts in all epochs; None before the file was checked, and if there is no end."""
         return None if self._file is None or self.epochs is None else len(self._file) * self.epochs
 
     @property
     def identity(self) -> str:
-        """What makes it the same source in another run: the file's content, wherever it lies, and the options.
+        """The name by which a ledger knows this source: the content of the file, not its path, and the options.
+
+        See docs/decisions/0014-what-a-ledger-belongs-to.md.
 
         Raises:
           SourceError: the file has not been checked yet.
 
         """
         if self._file is None:
-            raise SourceError(f"{self!r}: its identity is its file's content, which is known after check()")
+            raise SourceError(f"{self!r}: the identity is the content of the file, which is known after check()")
         options = ", ".join(f"{name} {value}" for name, value in self._options().items())
         return f"JSONL of {len(self._file)} prompts (digest {self._file.mark.digest}), {options}"
 
     async def check(self) -> None:
-        """Read and check the whole file, once; ``take`` does it if nobody has.
+        """Read and check the whole file, once. The first ``take`` does it otherwise.
 
-        Blocks as long as that takes, in a thread. Cancelled, the check is not done.
+        Blocks while the file is read, in a thread. Cancelled, the file was not checked.
 
         Raises:
-          SourceError: the file and line of the first thing that is wrong; or a state was restored that was saved from
-            another content.
+          SourceError: a line is wrong; names the file and the first such line. Or a restored state was saved from a file
+            with another content.
 
         """
         if self._file is None:
@@ -142,12 +108,12 @@ class JsonlSource:
             self._require_origin(self._restored_from, self._file)
 
     async def take(self, count: int) -> Sequence[Prompt]:
-        """Up to ``count`` prompts, those given back first; empty means that the data has ended.
+        """Return up to ``count`` prompts, those given back first; empty means that the data has ended.
 
         Blocks while the file is read, in a thread. Cancelled, it has taken nothing. For one task at a time.
 
         Raises:
-          SourceError: as ``check``; or the file has changed since.
+          SourceError: as ``check``; or the file has changed since it was checked.
 
         """
         file = self._file or await self._scanned()
@@ -163,12 +129,12 @@ class JsonlSource:
         return prompts
 
     async def give_back(self, prompts: Sequence[Prompt]) -> None:
-        """Take back prompts that were never finished; they come out first, in this order.
+        """Take back prompts that were not finished; they come out first, in this order.
 
-        Does not block. Cancelled, none was taken back.
+        Does not block. Cancelled, no prompt was taken back.
 
         Raises:
-          SourceError: one of them has been given back already.
+          SourceError: a prompt has been given back already.
 
         """
         await trio.lowlevel.checkpoint()
@@ -179,7 +145,7 @@ class JsonlSource:
         self._returned[:0] = ids
 
     def state(self) -> dict[str, object]:
-        """The position, the options, which file it is, and what was given back: JSON-able."""
+        """Return the position as JSON data, with the options, the file's digest, and the prompts given back."""
         mark = self._file.mark if self._file is not None else self._restored_from
         position = JsonlPosition(
             file=mark,
@@ -193,11 +159,11 @@ class JsonlSource:
     def restore(self, state: Mapping[str, object]) -> None:
         """Continue from a saved position.
 
-        A file that has not been checked yet is compared by its size here, by its content in ``check``.
+        A file that has not been checked yet is compared by its size here, and by its content in ``check``.
 
         Raises:
-          SourceError: the state is of another kind of source, of another file, or was made with other options; the
-            position is as it was.
+          SourceError: the state belongs to another kind of source or to another file, or was saved with other options.
+            The position is unchanged.
 
         """
         saved = loaded(state, JsonlPosition, kind="jsonl", source=self)
@@ -212,8 +178,8 @@ class JsonlSource:
         self._epoch, self._position = saved.epoch, saved.position
         self._returned = list(starmap(GroupId, saved.returned))
 
-    def _require_possible(self, saved: JsonlPosition) -> None:
-        damaged = f"{self!r}: cannot be restored from a damaged state: "
+    def _require_possible(self, saved: "JsonlPosition") -> None:
+        damaged = f"{self!r}: can't be restored from a damaged state: "
         if self.epochs is not None and saved.epoch + (saved.position > 0) > self.epochs:
             raise SourceError(f"{damaged}position {saved.position} of epoch {saved.epoch}, of {self.epochs} from 0")
         if self._file is not None and saved.position >= len(self._file):
@@ -235,7 +201,7 @@ class JsonlSource:
         return file
 
     def _ahead(self, length: int, count: int) -> tuple[list[tuple[int, int]], int, int]:
-        """The next (epoch, position) pairs, and the cursor behind them."""
+        """Return the next (epoch, position) pairs, and the epoch and position after them."""
         ahead: list[tuple[int, int]] = []
         epoch, position = self._epoch, self._position
         while len(ahead) < count and epoch != self.epochs:
@@ -246,8 +212,44 @@ class JsonlSource:
         return ahead, epoch, position
 
     def _read(self, file: JsonlFile, again: Sequence[GroupId], fresh: Sequence[tuple[int, int]]) -> list[Prompt]:
-        """In a thread: it alone looks at the order meanwhile."""
+        """Read the prompts, in a thread. No other code uses the order meanwhile."""
         if self._order is None:
             raise AssertionError("a file is read before it was checked")
-        numbers = [(epoch, self._order.record(epoch, position)) for epoch, position in fresh]
+        numbers = [(epoch, self._order.item(epoch, position)) for epoch, position in fresh]
         return file.read([*again, *numbers])
+
+
+@attrs.frozen(kw_only=True)
+class JsonlPosition:
+    """A saved position. ``file`` is None until the file was read; ``epoch == epochs`` is the end of data."""
+
+    kind: Literal["jsonl"] = "jsonl"
+    file: FileMark | None
+    options: dict[str, str | int | None]
+    epoch: Count
+    position: Count
+    returned: tuple[tuple[Count, str], ...]
+
+
+@attrs.define(eq=False)
+class EpochOrder:
+    """The order of the items in an epoch: file order, or a shuffled one that (seed, epoch) fixes on every machine.
+
+    It sorts random keys and does not call ``Generator.permutation``: numpy keeps the streams of its bit generators stable
+    for good, but not the methods of ``Generator``, and a saved position relies on the order.
+    """
+
+    count: int
+    seed: int | None
+    _epoch: int = attrs.field(default=-1, init=False)
+    _shuffled: npt.NDArray[np.int64] = attrs.field(factory=lambda: np.empty(0, np.int64), init=False)
+
+    def item(self, epoch: int, position: int) -> int:
+        """Return the number of the item at this position of the epoch. Slow once an epoch, for the shuffle."""
+        if self.seed is None:
+            return position
+        if epoch != self._epoch:
+            bits = np.random.PCG64(np.random.SeedSequence((self.seed, epoch)))
+            self._shuffled = np.argsort(bits.random_raw(self.count), kind="stable")
+            self._epoch = epoch
+        return int(self._shuffled[position])

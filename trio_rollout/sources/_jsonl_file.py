@@ -1,7 +1,7 @@
-"""A JSONL file on disk: one full check, then reads of single records by their byte offsets.
+"""A JSONL file on disk: one full check, then reads of single items by their byte offsets.
 
-Blocking, made for a thread. Kept in memory: 8 bytes a record, and 16 more where records have ids of their own; never the
-records. The file must not change while it is in use: every read compares its size and time of change.
+Blocking, so call it in a thread. Only offsets stay in memory, 8 bytes an item, and 16 more for hashes of ids where the items
+have ids. The file must not change while it is in use: every read compares its size and modification time.
 """
 
 import os
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from .._core.values import Prompt
 from ..errors import SourceError
-from ._record import Keys, prompt_of, record_id
+from ._json_prompt import Keys, id_of, prompt_of
 
 _BOM = b"\xef\xbb\xbf"
 _BUFFER = 1 << 20  # bytes, for the scan, which reads the file once from end to end
@@ -26,7 +26,7 @@ _BUFFER = 1 << 20  # bytes, for the scan, which reads the file once from end to 
 
 @attrs.frozen(kw_only=True)
 class FileMark:
-    """Which content a file had: its size in bytes and a digest."""
+    """The content of a file: its size in bytes and a digest."""
 
     size: int
     digest: str
@@ -34,7 +34,7 @@ class FileMark:
 
 @attrs.frozen(kw_only=True, eq=False)
 class JsonlFile:
-    """A checked file. ``starts`` are byte offsets of the records; record ``n`` ends before ``starts[n + 1]``."""
+    """A checked file. ``starts`` are the byte offsets of the items; item ``n`` ends before ``starts[n + 1]``."""
 
     path: Path
     keys: Keys
@@ -42,17 +42,17 @@ class JsonlFile:
     mtime_ns: int
     starts: npt.NDArray[np.int64]
     id_hashes: npt.NDArray[np.int64]
-    """Sorted hashes of the ids, and in ``id_records`` whose they are; both empty where ids are record numbers."""
-    id_records: npt.NDArray[np.int64]
+    """Sorted hashes of the ids; ``id_items`` has the items' numbers. Both are empty where the ids are item numbers."""
+    id_items: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     def read(self, wanted: Iterable[tuple[int, int | str]]) -> list[Prompt]:
-        """The prompts of these (epoch, record number or id) pairs, in their order.
+        """Return the prompts of these (epoch, item number or id) pairs, in this order.
 
         Raises:
-          SourceError: the file is gone, has changed since it was checked, or has no such id.
+          SourceError: the file is gone, has changed since it was checked, or has no item with this id.
 
         """
         try:
@@ -63,12 +63,12 @@ class JsonlFile:
             raise SourceError(f"{self.path}: could not be read again: {error}") from error
 
     def _prompt(self, file: BinaryIO, epoch: int, which: int | str) -> Prompt:
-        number = which if isinstance(which, int) else self._record_with(file, which)
-        return prompt_of(self._record(file, number), self.keys, number=number, epoch=epoch)
+        number = which if isinstance(which, int) else self._number_of(file, which)
+        return prompt_of(self._item(file, number), self.keys, number=number, epoch=epoch)
 
-    def _record_with(self, file: BinaryIO, prompt_id: str) -> int:
+    def _number_of(self, file: BinaryIO, prompt_id: str) -> int:
         for number in self._candidates(prompt_id):
-            if record_id(self._record(file, number), self.keys, number) == prompt_id:
+            if id_of(self._item(file, number), self.keys, number) == prompt_id:
                 return number
         raise SourceError(f"{self.path}: has no prompt with the id {prompt_id!r}")
 
@@ -79,9 +79,9 @@ class JsonlFile:
             return
         wanted = hash(prompt_id)
         first, stop = np.searchsorted(self.id_hashes, wanted, "left"), np.searchsorted(self.id_hashes, wanted, "right")
-        yield from map(int, self.id_records[first:stop])
+        yield from map(int, self.id_items[first:stop])
 
-    def _record(self, file: BinaryIO, number: int) -> object:
+    def _item(self, file: BinaryIO, number: int) -> object:
         start, stop = int(self.starts[number]), int(self.starts[number + 1])
         file.seek(start)
         return msgspec.json.decode(file.read(stop - start))
@@ -95,7 +95,7 @@ class JsonlFile:
 
 
 def require_file(path: Path) -> os.stat_result:
-    """Its status; a quick look before anything is read.
+    """Return the status of a file that exists and is not empty.
 
     Raises:
       SourceError: there is no such file, or it is empty.
@@ -116,8 +116,8 @@ def scan(path: Path, keys: Keys) -> JsonlFile:
     """Read the whole file once and check every line.
 
     Raises:
-      SourceError: the first line that is no prompt, two lines with one id, an empty or unreadable file; the message names
-        the file, the line and what is wrong.
+      SourceError: a line is no prompt, two lines have the same id, or the file is empty or unreadable. The message names
+        the file, the line and the mistake.
 
     """
     status = require_file(path)
@@ -138,7 +138,7 @@ def scan(path: Path, keys: Keys) -> JsonlFile:
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror or error}") from error
     if not starts:
-        raise SourceError(f"{path}: has no record, only blank lines")
+        raise SourceError(f"{path}: has only blank lines")
     starts.append(offset)
     mark = FileMark(size=offset, digest=digest.hexdigest())
     if offset != status.st_size:
@@ -167,21 +167,21 @@ def _indexed(
         mtime_ns=mtime_ns,
         starts=np.frombuffer(starts, np.int64),
         id_hashes=found[order],
-        id_records=order,
+        id_items=order,
     )
     _require_unique_ids(index)
     return index
 
 
 def _require_unique_ids(index: JsonlFile) -> None:
-    """Equal ids have equal hashes; only records whose hashes meet are read again."""
-    (meeting,) = np.nonzero(index.id_hashes[1:] == index.id_hashes[:-1])
-    if not meeting.size:
+    """Refuse two items with the same id. Only items with the same hash are read again."""
+    (equal,) = np.nonzero(index.id_hashes[1:] == index.id_hashes[:-1])
+    if not equal.size:
         return
     seen: dict[str, int] = {}
     with index.path.open("rb") as file:
-        for number in sorted({int(n) for at in meeting for n in index.id_records[at : at + 2]}):
-            found = record_id(index._record(file, number), index.keys, number)
+        for number in sorted({int(n) for at in equal for n in index.id_items[at : at + 2]}):
+            found = id_of(index._item(file, number), index.keys, number)
             if found in seen:
                 lines = [_line_at(file, int(index.starts[n])) for n in (seen[found], number)]
                 raise SourceError(f"{index.path}: lines {lines[0]} and {lines[1]} have the same id {found!r}")
@@ -189,6 +189,6 @@ def _require_unique_ids(index: JsonlFile) -> None:
 
 
 def _line_at(file: BinaryIO, offset: int) -> int:
-    """The number of the line, from 1, that holds this byte."""
+    """Return the number of the line, from 1, that has this byte."""
     file.seek(0)
     return file.read(offset).count(b"\n") + 1

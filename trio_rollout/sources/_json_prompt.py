@@ -1,4 +1,4 @@
-"""One record of a data set, a JSON object, as a prompt."""
+"""One item of a data set, a JSON object, as a prompt. A JSONL file has one item a line."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,12 +10,12 @@ from .._core.values import Prompt
 DEFAULT_LABEL_KEY = "label"
 DEFAULT_METADATA_KEY = "metadata"
 
-_SHOWN = 80  # characters of a wrong value that a message repeats
+_MOST_SHOWN = 80  # characters of a wrong value in an error
 
 
 @attrs.frozen(kw_only=True)
 class Keys:
-    """Where a record keeps what. The keys of label and metadata may be absent if they are the default ones."""
+    """The keys of prompt, label, metadata and id in an item. An item may lack the default keys of label and metadata."""
 
     prompt: str
     label: str | None
@@ -23,32 +23,32 @@ class Keys:
     id: str | None
 
 
-def record_id(record: object, keys: Keys, number: int) -> str:
-    """The id of record ``number``: the value under the id key, or without such a key the number itself.
+def id_of(item: object, keys: Keys, number: int) -> str:
+    """Return the id of item ``number``: the value under the id key, or the number itself if there is no id key.
 
     Raises:
-      ValueError, TypeError: the record is no object, lacks the key, or has neither a string nor an integer there.
+      ValueError, TypeError: the item is no object, lacks the key, or has neither a string nor an integer there.
 
     """
     if keys.id is None:
         return str(number)
-    value = _member(_as_object(record), keys.id)
+    value = _member(_as_object(item), keys.id)
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise TypeError(f"the id under {keys.id!r} must be a string or an integer, got {_shown(value)}")
     return str(value)
 
 
-def prompt_of(record: object, keys: Keys, *, number: int, epoch: int) -> Prompt:
-    """The prompt that a record describes.
+def prompt_of(item: object, keys: Keys, *, number: int, epoch: int) -> Prompt:
+    """Return the prompt that an item describes.
 
     Raises:
-      ValueError, TypeError: it describes none; the message says why, but not where.
+      ValueError, TypeError: the item describes no prompt; the message says why, the caller adds the line.
 
     """
-    fields = _as_object(record)
+    fields = _as_object(item)
     prompt = _member(fields, keys.prompt)
     return Prompt(
-        id=record_id(fields, keys, number),
+        id=id_of(fields, keys, number),
         label=_optional(fields, keys.label, DEFAULT_LABEL_KEY),
         metadata=_metadata(fields, keys.metadata),
         epoch=epoch,
@@ -56,27 +56,27 @@ def prompt_of(record: object, keys: Keys, *, number: int, epoch: int) -> Prompt:
     )
 
 
-def _as_object(record: object) -> Mapping[str, Any]:
-    if not isinstance(record, dict):
-        raise TypeError(f"must be a JSON object, got {_shown(record)}")
-    return record
+def _as_object(item: object) -> Mapping[str, Any]:
+    if not isinstance(item, dict):
+        raise TypeError(f"must be a JSON object, got {_shown(item)}")
+    return item
 
 
-def _member(record: Mapping[str, Any], key: str) -> Any:
-    if key not in record:
-        raise ValueError(f"lacks the key {key!r} (it has: {', '.join(map(repr, record)) or 'none'})")
-    return record[key]
+def _member(item: Mapping[str, Any], key: str) -> Any:
+    if key not in item:
+        raise ValueError(f"lacks the key {key!r} (it has: {', '.join(map(repr, item)) or 'none'})")
+    return item[key]
 
 
-def _optional(record: Mapping[str, Any], key: str | None, default_key: str) -> Any:
-    """A key that was named by the user must be there: a typing error would give None for every record."""
+def _optional(item: Mapping[str, Any], key: str | None, default_key: str) -> Any:
+    """Return an optional value. A key that the user named is not optional: a typo would give None for every item."""
     if key is None:
         return None
-    return record.get(key) if key == default_key else _member(record, key)
+    return item.get(key) if key == default_key else _member(item, key)
 
 
-def _metadata(record: Mapping[str, Any], key: str | None) -> dict[str, Any]:
-    value = _optional(record, key, DEFAULT_METADATA_KEY)
+def _metadata(item: Mapping[str, Any], key: str | None) -> dict[str, Any]:
+    value = _optional(item, key, DEFAULT_METADATA_KEY)
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -85,7 +85,7 @@ def _metadata(record: Mapping[str, Any], key: str | None) -> dict[str, Any]:
 
 
 def _kind(value: object, key: str) -> str:
-    """Which of the three inputs of a Prompt this value is."""
+    """Return the field of Prompt that takes this value."""
     if isinstance(value, str):
         return "text"
     if isinstance(value, list):
@@ -108,4 +108,4 @@ def _require_roles(messages: list[dict[str, Any]], key: str) -> None:
 
 def _shown(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
