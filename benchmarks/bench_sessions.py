@@ -83,7 +83,7 @@ go.set()
 PEER = r"""
 import sys, aiohttp
 from aiohttp import web
-from trio_rollout.tokenizer._tokenizer import load_tokenizer
+from trio_rollout.tokenizer import load_tokenizer
 url, data, reuse = sys.argv[1], sys.argv[2], sys.argv[3] == "reuse"
 tokenizer = load_tokenizer(data)
 shared = []

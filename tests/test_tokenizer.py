@@ -1,4 +1,4 @@
-"""Text and messages to ids, as transformers 5.19 did with the same folder (its output is kept here), and clear refusals."""
+"""Text and messages to ids, compared with the stored output of transformers 5.19 on the same folder, and clear refusals."""
 
 import datetime as dt
 import json
@@ -16,7 +16,8 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from trio_rollout.errors import RequestRejected, SettingsError
 from trio_rollout.tiny import DATA
-from trio_rollout.tokenizer._tokenizer import LARGE_TEXT, Tokenizer, load_tokenizer
+from trio_rollout.tokenizer import Tokenizer, load_tokenizer
+from trio_rollout.tokenizer._tokenizer import LARGE_TEXT
 
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<img>"]  # ids 256 to 260; hello is 261
 
@@ -62,13 +63,13 @@ RENDERED_MESSAGES = (
 
 
 def added(content: str) -> dict[str, object]:
-    """A special token as transformers writes it."""
+    """Return a special token as transformers writes it."""
     return {"__type": "AddedToken", "content": content, "lstrip": False, "normalized": False, "special": True}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A byte-level tokenizer with special tokens, a BOS, and the truncation and padding that a training run left in it."""
+    """Write a byte-level tokenizer with special tokens, a BOS, and the truncation and padding of a training run."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = tokenizers.Tokenizer(models.BPE(vocab={char: place for place, char in enumerate(alphabet)}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -101,12 +102,12 @@ def on_that_day() -> dt.datetime:
 
 @pytest.fixture
 def tokenizer(folder: Path) -> Tokenizer:
-    """The folder, loaded."""
+    """The tokenizer of the folder."""
     return load_tokenizer(folder, now=on_that_day)
 
 
 def test_text_becomes_ids_with_the_special_tokens_around_it(tokenizer: Tokenizer):
-    """Neither cut nor padded, whatever the file says."""
+    """The text is neither cut nor padded, although the file says so."""
     assert tokenizer.encode("hello") == [256, 261]
     assert tokenizer.encode("hi you") == [256, 71, 72, 220, 88, 78, 84]
     assert tokenizer.encode("") == [256]
@@ -134,8 +135,8 @@ def test_messages_become_the_ids_of_their_text_without_another_bos(tokenizer: To
     assert ids[:2] == [256, 258]
 
 
-def test_it_knows_its_size_and_its_end(folder: Path, tokenizer: Tokenizer):
-    """Added tokens count; the configuration wins over special_tokens_map.json."""
+def test_a_tokenizer_knows_its_size_and_its_end(folder: Path, tokenizer: Tokenizer):
+    """Added tokens count; the configuration takes precedence over special_tokens_map.json."""
     assert tokenizer.vocab_size == 262
     assert tokenizer.eos_token_id == 257
     assert repr(tokenizer) == f"<Tokenizer {str(folder)!r}, 262 tokens, with a chat template>"
@@ -238,9 +239,9 @@ def test_without_a_clock_a_template_prints_the_local_date(folder: Path):
 
 
 def test_a_process_may_fork_after_encoding(folder: Path):
-    """The library prints a warning on a fork after it has used its threads; encoding one text uses none."""
+    """The library warns about a fork after it has used its threads; encoding one text uses none."""
     program = (
-        "import os, sys; from trio_rollout.tokenizer._tokenizer import load_tokenizer\n"
+        "import os, sys; from trio_rollout.tokenizer import load_tokenizer\n"
         "tokenizer = load_tokenizer(sys.argv[1]); tokenizer.encode('hello ' * 10000)\n"
         "child = os.fork()\n"
         "tokenizer.encode('hello'); child and os.waitpid(child, 0)\n"
@@ -252,7 +253,7 @@ def test_a_process_may_fork_after_encoding(folder: Path):
 @pytest.mark.parametrize("piece", ["word ", "<|im_end|>", "é漢字 ", "\n\n", "{} <s>", "x" * 50], ids=ascii)
 @pytest.mark.parametrize("added", [True, False])
 def test_a_large_text_gets_the_ids_that_a_small_one_gets(piece, added):
-    """Another of the library's functions is called for it."""
+    """A large text is encoded by another function of the library."""
     tokenizer, line = load_tokenizer(DATA), piece * 10 + "\n"
     text = line * (LARGE_TEXT // len(line) + 1)
 

@@ -20,7 +20,7 @@ from trio_rollout import (
 )
 from trio_rollout.gateway import GatewaySettings, open_gateway
 from trio_rollout.tiny import DATA, TinySettings, open_tiny_server
-from trio_rollout.tokenizer._tokenizer import load_tokenizer
+from trio_rollout.tokenizer import load_tokenizer
 
 SCRIPT = """
 [[rules]]

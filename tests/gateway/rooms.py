@@ -11,7 +11,7 @@ from trio_rollout.gateway._gateway import AgentGateway
 from trio_rollout.gateway._values import ChatRequest, ContextLimits
 from trio_rollout.testing import FakeServers
 from trio_rollout.tiny import DATA
-from trio_rollout.tokenizer._tokenizer import load_tokenizer
+from trio_rollout.tokenizer import load_tokenizer
 
 
 class NoParser:

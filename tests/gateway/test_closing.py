@@ -17,7 +17,7 @@ from trio_rollout.gateway._protocol import Refusal
 from trio_rollout.gateway._values import ContextLimits, Finish
 from trio_rollout.testing import HANG, Fail, FakeServers, Say, cancel_everywhere
 from trio_rollout.tiny import DATA
-from trio_rollout.tokenizer._tokenizer import load_tokenizer
+from trio_rollout.tokenizer import load_tokenizer
 
 from .rooms import Alone, ask, asks, gateway, lone_session, room
 

@@ -11,7 +11,7 @@ from trio_rollout.gateway._conversation import Conversation
 from trio_rollout.gateway._streaming_text import StreamingText
 from trio_rollout.tiny import DATA
 from trio_rollout.tiny._control import separate_reasoning
-from trio_rollout.tokenizer._tokenizer import load_tokenizer
+from trio_rollout.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer(DATA)
 END = TOKENIZER.eos_token_id

@@ -16,7 +16,7 @@ import msgspec
 
 from .._core.token_tree import Drift, Node, Placement, TokenTree, continue_from
 from .._core.values import Turn
-from ..tokenizer._tokenizer import Tokenizer
+from ..tokenizer import Tokenizer
 from ._values import Message, Tool
 
 

@@ -26,7 +26,7 @@ from .._util.service import open_service
 from .._util.threads import RunSync, run_in_thread
 from ..abc import ModelInput, OnTokens
 from ..errors import RequestRejected
-from ..tokenizer._tokenizer import Tokenizer, load_tokenizer
+from ..tokenizer import Tokenizer, load_tokenizer
 from . import _control as control
 from ._call import Decoding
 from ._cancellation import abort_once, reap

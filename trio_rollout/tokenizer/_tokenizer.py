@@ -1,6 +1,6 @@
-"""A tokenizer from a model's folder: text to ids and back, messages to ids by the model's chat template.
+"""A tokenizer from a model's folder, with the results of transformers and SGLang on the same folder.
 
-Does what transformers and SGLang do with the same folder. Nothing here blocks on anything but the processor.
+Loading reads files; everything else only computes.
 """
 
 import json
@@ -20,88 +20,18 @@ CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_FILE = "special_tokens_map.json"
 TEMPLATE_FILE = "chat_template.jinja"
 LARGE_TEXT = 8192
-"""Texts of more characters are tokenised beside the loop, in a thread: milliseconds each. Measured: 400,000 take a second."""
+"""Characters. Longer texts take milliseconds or more (measured: 400,000 take a second), so callers use a thread."""
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-@final
-@attrs.frozen(kw_only=True, eq=False, repr=False)
-class Tokenizer:
-    """Made by ``load_tokenizer``. May be shared; holds no state between calls."""
+def load_tokenizer(path: str | Path, *, now: Clock = local_time) -> "Tokenizer":
+    """Load a tokenizer from a model's folder, or from a tokenizer.json.
 
-    path: Path
-    vocab_size: int
-    """The highest token id plus one, added tokens included. A model's embedding may have more rows."""
-    eos_token_id: int | None
-    """The id of ``eos_token`` in tokenizer_config.json; None if it names none."""
-    added_tokens: Mapping[int, str]
-    """What was added to the vocabulary as whole tokens: end marks, markup of tool calls and thoughts."""
-    _backend: tokenizers.Tokenizer = attrs.field(alias="backend")
-    _template: ChatTemplate | None = attrs.field(alias="template")
-
-    def __repr__(self) -> str:
-        template = "with" if self._template is not None else "without"
-        return f"<Tokenizer {str(self.path)!r}, {self.vocab_size} tokens, {template} a chat template>"
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text.
-
-        With the special tokens that the tokenizer puts around a text (a leading BOS, say), unless told otherwise: so does
-        SGLang when it is sent text. Special tokens written out in the text become their ids.
-        """
-        if len(text) > LARGE_TEXT:  # this one gives up the interpreter's lock, and takes half the time
-            (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-            return list(encoded.ids)
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of these ids."""
-        return self._backend.decode(list(map(int, ids)), skip_special_tokens=skip_special_tokens)
-
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        tools: Sequence[Mapping[str, object]] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-    ) -> list[int]:
-        """The ids of a conversation. The template writes the special tokens itself, so none are added.
-
-        Raises:
-          RequestRejected: there is no chat template, or it refuses these messages.
-
-        """
-        text = self.render_chat(messages, tools, add_generation_prompt=add_generation_prompt)
-        return self.encode(text, add_special_tokens=False)
-
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        tools: Sequence[Mapping[str, object]] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-    ) -> str:
-        """The text of a conversation, as the model's chat template writes it.
-
-        Raises:
-          RequestRejected: there is no chat template, or it refuses these messages.
-
-        """
-        if self._template is None:
-            raise RequestRejected(
-                f"messages can't be encoded: {self.path} has neither {TEMPLATE_FILE} nor a 'chat_template' in {CONFIG_FILE}"
-            )
-        return self._template.render(messages, tools, add_generation_prompt=add_generation_prompt)
-
-
-def load_tokenizer(path: str | Path, *, now: Clock = local_time) -> Tokenizer:
-    """Load ``tokenizer.json`` and what lies beside it: tokenizer_config.json and chat_template.jinja, both optional.
-
-    ``path`` is a model's folder, or the tokenizer.json itself. ``now`` is what templates see that print the date. Blocks
-    while it reads: up to about a second for a large vocabulary.
+    The files beside tokenizer.json are optional: tokenizer_config.json, special_tokens_map.json and chat_template.jinja.
+    ``now`` returns the time for templates that print a date. Blocks while it reads: up to a second for a large vocabulary.
 
     Raises:
-      SettingsError: there is no such file, or it is not what its name says.
+      SettingsError: there is no tokenizer.json, or a file can't be read as its name says.
 
     """
     given = Path(path)
@@ -122,12 +52,84 @@ def load_tokenizer(path: str | Path, *, now: Clock = local_time) -> Tokenizer:
     )
 
 
+@final
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class Tokenizer:
+    """A tokenizer, made by ``load_tokenizer``. Tasks and threads may share it: it keeps no state between calls."""
+
+    path: Path
+    vocab_size: int
+    """The highest token id plus one, with added tokens. A model's embedding may have more rows."""
+    eos_token_id: int | None
+    """The id of ``eos_token`` in tokenizer_config.json; None if the file names none."""
+    added_tokens: Mapping[int, str]
+    """Tokens that were added to the vocabulary as a whole: end marks, markup of tool calls and thoughts."""
+    _backend: tokenizers.Tokenizer = attrs.field(alias="backend")
+    _template: ChatTemplate | None = attrs.field(alias="template")
+
+    def __repr__(self) -> str:
+        template = "with" if self._template is not None else "without"
+        return f"<Tokenizer {str(self.path)!r}, {self.vocab_size} tokens, {template} a chat template>"
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a text.
+
+        ``add_special_tokens`` adds the special tokens that the tokenizer puts around a text, such as a leading BOS; SGLang
+        does the same with text. Special tokens that are written out in the text become their ids.
+        """
+        if len(text) > LARGE_TEXT:  # this function releases the interpreter's lock, and takes half the time
+            (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return list(encoded.ids)
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of these ids; ``skip_special_tokens`` leaves special tokens out."""
+        return self._backend.decode(list(map(int, ids)), skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """Return the ids of a conversation. The template writes the special tokens itself, so none are added.
+
+        ``add_generation_prompt`` ends the text where the model's answer begins.
+
+        Raises:
+          RequestRejected: there is no chat template, or it refuses these messages.
+
+        """
+        text = self.render_chat(messages, tools, add_generation_prompt=add_generation_prompt)
+        return self.encode(text, add_special_tokens=False)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Return the text of a conversation, as the model's chat template writes it.
+
+        Raises:
+          RequestRejected: there is no chat template, or it refuses these messages.
+
+        """
+        if self._template is None:
+            raise RequestRejected(
+                f"messages can't be encoded: {self.path} has neither {TEMPLATE_FILE} nor a 'chat_template' in {CONFIG_FILE}"
+            )
+        return self._template.render(messages, tools, add_generation_prompt=add_generation_prompt)
+
+
 def _load_backend(file: Path) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
     except Exception as error:  # the library raises bare Exception
         raise SettingsError(f"tokenizer: {file} can't be loaded: {error}") from error
-    # Saved with the training set's cut and padding; transformers switches both off for a plain call, too.
+    # The file may hold truncation and padding of the training set; transformers turns both off for a plain call, too.
     backend.no_truncation()
     backend.no_padding()
     return backend
@@ -137,7 +139,7 @@ def _load_template(
     folder: Path, config: Mapping[str, Any], special: Mapping[str, str], now: Clock
 ) -> ChatTemplate | None:
     file = folder / TEMPLATE_FILE
-    if file.is_file():  # it wins over the configuration, as in transformers
+    if file.is_file():  # this file takes precedence over the configuration, as in transformers
         return ChatTemplate.compiled({"default": _read_text(file)}, special=special, now=now, origin=str(file))
     template = config.get("chat_template")
     if template is None:
@@ -146,10 +148,10 @@ def _load_template(
 
 
 def _named(template: Any, folder: Path) -> dict[str, str]:
-    """A configuration holds one template, or several as a list of names and templates."""
-    entries = [{"name": "default", "template": template}] if isinstance(template, str) else template
+    """Return a configuration's templates by name: it holds one template, or a list of names and templates."""
+    templates = [{"name": "default", "template": template}] if isinstance(template, str) else template
     try:
-        return msgspec.convert({entry["name"]: entry["template"] for entry in entries}, dict[str, str])
+        return msgspec.convert({entry["name"]: entry["template"] for entry in templates}, dict[str, str])
     except (TypeError, KeyError, msgspec.ValidationError) as error:
         raise SettingsError(
             f"tokenizer: 'chat_template' of {folder / CONFIG_FILE} must be a text, or a list of objects with 'name' and "
@@ -158,7 +160,7 @@ def _named(template: Any, folder: Path) -> dict[str, str]:
 
 
 def _special_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
-    """Named special tokens as text, a later file wins: each is a string, or an object with ``content``."""
+    """Return named special tokens as text; later files take precedence. Each is a string, or an object with ``content``."""
     found: dict[str, str] = {}
     for config in configs:
         extra = config.get("extra_special_tokens")  # a model's own: image_token, say
