@@ -1,15 +1,21 @@
 """A Trio-native rollout engine for reinforcement learning of language models.
 
-General layout, in the order a prompt travels:
+The package by rooms, in the order in which a prompt travels:
 
-- ``sources/``     where prompts come from
-- ``_pool.py``     who runs; ``_attempt.py``, ``_group.py``, ``_rollout.py``, ``_turn.py``: one try at a group, inside out
-- ``sglang/``      the servers: the client's hot path, choice of a server, control, aborts that are owed
-- ``rewards/``     stock scorers, and scorers in threads and processes
-- ``_delivery.py`` ready, delivered, acked; ``ledger/`` the same on disk
-- ``_weights.py``  the weight-update window
-- ``_engine.py``   wires all of that together
-- ``_core/``       values and decisions without I/O; ``abc``: what users write; ``errors``: what is raised
+- ``sources/``    prompts: JSONL files, iterables, generated tasks
+- ``engine/``     slots, attempts, deadlines, retries, delivery to the trainer, weight updates, evaluation
+- ``sglang/``     the inference servers: choice of a server, requests, aborts, pause and resume
+- ``tokenizer/``  text and messages to token ids
+- ``gateway/``    agents that speak OpenAI's or Anthropic's API over HTTP
+- ``tools/``      commands, sandboxes and tool calls of a rollout
+- ``rewards/``    stock scorers, and scorers in threads and processes
+- ``ledger/``     the engine's memory on disk
+- ``observe/``    statistics, instruments, the task tree, the watchdog
+- ``cli/``        the command ``trio-rollout``
+
+``abc`` has the protocols that users implement, ``errors`` the exceptions, ``lowlevel`` the parts for adapters. ``testing`` has
+fakes and sweeps for tests, ``tiny`` a small language model behind SGLang's protocol. ``_core``, ``_util`` and ``_http`` are
+the ground floor. ``ARCHITECTURE.md`` is the map.
 """
 
 from ._core.enums import Cause as Cause

@@ -1,7 +1,11 @@
-"""Every exception that trio_rollout raises: one root, named by the boundary that failed.
+"""Every exception that trio_rollout raises: one root, and a class for each boundary that can fail.
 
-A message says what was attempted, the limit and the actual value. All of them can be pickled: one positional message,
-everything else keyword-only with a default.
+A message says what was attempted, the limit and the actual value. Every exception can be pickled: it has one positional
+message, and everything else is keyword-only with a default.
+
+Inside a rollout the engine catches these errors and decides: it runs the group again or quarantines it
+(``engine.quarantined()`` lists such groups with their last error). They reach your code from the call that you made: opening
+something, ``next_batch``, ``evaluate``, ``weight_update``, ``ack``.
 """
 
 from typing import TYPE_CHECKING
@@ -11,84 +15,151 @@ if TYPE_CHECKING:
 
 
 class RolloutError(Exception):
-    """Root of all errors of this package."""
+    """The root of all errors of this package. Catch it to tell them from errors of your own code."""
 
 
 class SettingsError(RolloutError, ValueError):
-    """A setting is out of its range; says which field, the value and what is allowed."""
+    """A setting is out of its range; the message names the field, the value and the allowed range.
+
+    Raised where settings are constructed or used first, such as by ``EngineSettings``, ``JsonlSource`` and
+    ``load_tokenizer``. Correct the value; nothing has been started.
+    """
 
 
 class SourceError(RolloutError):
-    """The prompts could not be read, or the source broke its contract."""
+    """The prompts can't be read, or a source broke its contract.
+
+    Raised by the sources of this package when a file is missing, has a bad line or has changed, and when a saved position
+    belongs to other data; and by ``next_batch`` and ``evaluate`` when a source raised. Correct the data or the options; the
+    message names the file and the line.
+    """
 
 
 class ServerError(RolloutError):
-    """An inference server answered with an error, with something that is no answer, or not at all."""
+    """An inference server answered with an error or with an invalid answer, or not at all.
+
+    Raised by ``open_sglang_servers`` when a server can't be used, by ``weight_update`` and the control calls of
+    ``SGLangServers`` (the message names the servers), and by ``rollout.generate``, where the engine tries the group again.
+    Read the server's log; the message quotes the server.
+    """
 
 
 class RequestRejected(ServerError):
-    """A request that no server will take (HTTP 4xx, or refused before sending); sending it again changes nothing."""
+    """No server accepts this request: HTTP 4xx, or refused before it was sent. Sending it again changes nothing.
+
+    Raised by ``rollout.generate`` and ``SGLangServers.generate``: a token id outside the vocabulary, a prompt that is too
+    long, messages without a tokenizer. The engine quarantines the group at once. Correct the prompt or the sampling
+    parameters.
+    """
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+        """The HTTP status; None if the request was not sent."""
 
 
 class ContextFull(RequestRejected):
-    """The prompt alone fills the model's context: there is no room for one more token."""
+    """The prompt alone fills the model's context: there is no room for one more token.
+
+    Raised by ``rollout.generate``. An agent catches it to end its rollout with the turns it has; uncaught it is handled as
+    ``RequestRejected``.
+    """
 
 
 class ServerBusy(ServerError):
-    """The server refuses for now (408, 425, 429, 503): the same request may succeed later."""
+    """A server refuses requests for now (408, 425, 429, 503); the same request may succeed later.
+
+    Raised by single calls to a server. The client waits and tries again by itself; more servers or a smaller
+    ``max_running`` make it rarer.
+    """
 
     def __init__(self, message: str, *, status: int | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.status = status
+        """The HTTP status."""
         self.retry_after = retry_after
-        """Seconds that the server asked for, if it did."""
+        """Seconds that the server asked to wait; None if it did not say."""
 
 
 class ServerLost(ServerError):
-    """The connection to the server broke, or it stopped answering: whether the request was executed is unknown."""
+    """The connection to a server broke, or the server stopped answering. The request may have been executed.
+
+    Raised by ``rollout.generate``, ``open_tiny_process`` and leased servers. The engine runs the group again on another
+    server, without counting the attempt. Restart the server: it gets work again once it answers and has the required
+    weights.
+    """
 
     def __init__(self, message: str, *, tokens: "Turn | None" = None) -> None:
         super().__init__(message)
         self.tokens = tokens
-        """What a streamed answer had brought until then: a turn with stop ABORT."""
+        """The part of a streamed answer that had arrived: a turn with stop ABORT."""
 
 
 class RewardError(RolloutError):
-    """A scorer failed, or returned what is no reward (None, NaN, another type, another number of them)."""
+    """A scorer failed, or returned no valid reward: None, NaN, another type, or another number of rewards.
+
+    Raised by the stock scorers and by scorers in threads and processes. The engine asks the scorer again and then runs the
+    group again, as ``Retry`` says. Correct the scorer; the last error of a quarantined group has its traceback.
+    """
 
 
 class GenerateError(RolloutError):
-    """A generate function failed or returned what is no trajectory."""
+    """A generate function failed, returned no valid trajectory, or used its rollout wrongly.
+
+    Raised by ``rollout.finish`` without a turn, by ``rollout.generate`` and the like after the function has returned, by
+    ``rollout.session`` without a gateway, and by ``session.trajectory`` if the agent got no answer. The engine tries the
+    group again. Correct the function.
+    """
 
 
 class LedgerError(RolloutError):
-    """The ledger could not be opened, belongs to another run, or a write to it failed."""
+    """The ledger can't be opened, belongs to another run, or could not write.
+
+    Raised by ``open_ledger``, ``read_ledger`` and ``open_rollout_engine``; after a failed write by ``next_batch`` and
+    ``ack``. After a failed write nothing more is written: correct the cause, such as a full disk, and start the run again. It
+    resumes from the ledger.
+    """
 
 
 class DataRefused(LedgerError):
-    """User data that the ledger can't store; says of which group, and where in it. The ledger itself goes on."""
+    """User data that the ledger can't store; the message names the group and the place in its data.
+
+    Raised for a prompt, a trajectory's metadata or a reward with an object that JSON does not know. Only this write is
+    refused; the ledger stays usable. Attach JSON values, numpy numbers or numeric arrays instead.
+    """
 
     def __init__(self, message: str, *, group: "GroupId | None" = None) -> None:
         super().__init__(message)
         self.group = group
-        """Whose data it is, where that is one group's."""
+        """The group with that data; None if the data belongs to no group."""
 
 
 class SessionClosed(RolloutError):
-    """A session was used after its close had begun."""
+    """An agent's session is closed, or is being closed.
+
+    Raised by the gateway for a request that comes too late; the agent gets HTTP 503 and is told not to try again. End the
+    agent before its ``rollout.session()`` block is left.
+    """
 
 
 class ToolError(RolloutError):
-    """A tool, command or sandbox could not be run at all (infrastructure, never the policy's fault)."""
+    """A tool, a command or a sandbox could not be run at all. An infrastructure failure, never the policy's.
+
+    Raised by ``trio_rollout.tools`` and its sandboxes; a command that fails or takes too long is a result and no error. The
+    engine tries the group again. Correct the environment of the tools.
+    """
 
 
 class EndOfData(RolloutError):
-    """The source has ended and every group has been delivered, filtered or quarantined."""
+    """The source has ended, and every group has been delivered, filtered or quarantined.
+
+    Raised by ``next_batch``; ``batches`` ends its loop instead. The run is complete.
+    """
 
 
 class EngineClosed(RolloutError):
-    """The engine is closed or drained, and nothing deliverable is left."""
+    """The engine is closed or drained, and there is no group left to deliver.
+
+    Raised by ``next_batch``, ``evaluate`` and the other calls of an engine after ``drain``, or after its block was left.
+    Stop asking; open the engine again to go on.
+    """
