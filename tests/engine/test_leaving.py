@@ -4,6 +4,7 @@ import pytest
 import trio
 
 from trio_rollout import Cause, PauseMode
+from trio_rollout._core.events import Recovered
 from trio_rollout.errors import EngineClosed
 from trio_rollout.sources import IterableSource
 from trio_rollout.testing import HANG, FakeServers, Say, prompts
@@ -26,6 +27,16 @@ class Remembering:
 
     def state(self):
         return self.inner.state()
+
+
+class Forgetful:
+    """A ledger that is there: groups stay with it."""
+
+    async def begin(self, identity):
+        return Recovered()
+
+    async def record(self, events):
+        await trio.lowlevel.checkpoint()
 
 
 async def test_drain_lets_running_groups_finish_within_the_grace():
@@ -79,13 +90,15 @@ async def test_cancelled_from_outside_and_shut_down_are_two_causes(end, cause):
 
 
 async def test_a_consumer_hears_of_the_end_after_a_drain_was_cancelled():
-    """Admission stays closed, so what waits will never run: nobody may wait for it."""
+    """Admission stays closed, so the groups that wait will never run: they are given back once the others have ended."""
     async with world(10, plan=lambda *_: Say(seconds=5)) as w:
         await trio.sleep(1)
         with trio.move_on_after(1):
             await w.engine.drain(grace=100)
         assert len(await take_all(w.engine, 1)) == 2
-        assert w.engine.statistics().waiting
+        counts = w.engine.statistics()
+        assert (counts.acked, counts.returned) == (2, counts.pulled - 2)
+        assert counts.returned
 
 
 async def test_prompts_are_given_back_once_although_the_drain_is_cancelled_while_the_source_takes_them():
@@ -202,3 +215,73 @@ async def test_work_that_finishes_during_a_drain_waits_for_no_room():
         assert counts.ready == 4
         assert counts.ready + counts.returned == counts.pulled
         assert len(await take_all(w.engine)) == counts.ready
+
+
+@pytest.mark.parametrize("ledger", [False, True])
+async def test_f127_a_cleanup_that_outlasts_the_drain_loses_no_prompt_and_no_waiter(ledger):
+    """The block is left late; then every prompt is given back, and a consumer in an outer task hears of the end."""
+    source, heard = Remembering(6), []
+
+    async def generate(prompt, rollout):
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(60)
+
+    async def consume(engine):
+        with pytest.raises(EngineClosed):
+            await engine.next_batch(1)
+        heard.append(trio.current_time())
+
+    async def drain(engine):
+        await engine.drain(grace=3600)
+        heard.append(trio.current_time())
+
+    async with trio.open_nursery() as outside:
+        kept = {"ledger": Forgetful()} if ledger else {}
+        async with world(source=source, generate=generate, deadlines={"drain": 10.0}, **kept) as w:
+            await trio.sleep(1)
+            outside.start_soon(consume, w.engine)
+            outside.start_soon(drain, w.engine)
+            await trio.sleep(1)
+            left = trio.current_time()
+        counts = w.engine.statistics()
+        assert trio.current_time() - left == (65 if ledger else 60)  # the grace of a ledger's drain, and the cleanup
+        assert len(source.returned) == counts.returned == (0 if ledger else counts.pulled)
+        assert counts.running == 0
+    assert len(heard) == 2
+
+
+async def test_a_source_that_hangs_cannot_hold_up_leaving():
+    """P9, in the last step too."""
+
+    class Hanging(Remembering):
+        async def give_back(self, prompts):
+            await trio.sleep_forever()
+
+    async with world(source=Hanging(), plan=lambda *_: HANG, deadlines={"drain": 20.0}):
+        await trio.sleep(1)
+        began = trio.current_time()
+    assert trio.current_time() - began <= 20
+
+
+async def test_a_drain_with_a_long_grace_gives_back_although_its_time_is_used_up():
+    """Giving back has a time of its own: what the running groups took of the drain's does not count."""
+
+    class Slow(Remembering):
+        async def give_back(self, prompts):
+            await trio.sleep(2)
+            await super().give_back(prompts)
+
+    async def generate(prompt, rollout):
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(5)
+
+    async with world(source=Slow(), generate=generate) as w:
+        await trio.sleep(1)
+        await w.engine.drain(grace=100)
+        assert len(w.source.returned) == w.engine.statistics().returned == w.engine.statistics().pulled > 0

@@ -6,7 +6,7 @@ memory does not grow with the run; quarantined ones are kept as reports.
 Invariant 1 (conservation): between any two calls, each pulled group is in exactly one state and the counts say so.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import final
 
 import attrs
@@ -17,6 +17,12 @@ from .lifecycle import Event, State, step
 from .values import Group, GroupId, Prompt, QuarantineReport
 
 _THROUGH = frozenset({State.ACKED, State.FILTERED, State.RETURNED})
+# What lets others go on. Moves into and out of the ready buffer are told by that; a start and an ack let nothing go on.
+_TOLD = frozenset({Event.REQUEUE, Event.FILTER, Event.QUARANTINE, Event.RETURN})
+
+
+def _tell_no_one() -> None:
+    """Stand in for ``on_change`` where no task waits."""
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -36,8 +42,12 @@ class Entry:
 @final
 @attrs.define(eq=False, repr=False)
 class Book:
-    """All groups by id, and how many are in each state."""
+    """All groups by id, and how many are in each state.
 
+    ``on_change`` is called after a group was requeued or has ended in another way than by becoming ready.
+    """
+
+    _on_change: Callable[[], None] = _tell_no_one
     _entries: dict[GroupId, Entry] = attrs.field(factory=dict, init=False)
     _counts: dict[State, int] = attrs.field(factory=lambda: dict.fromkeys(State, 0), init=False)
     _reports: list[QuarantineReport] = attrs.field(factory=list, init=False)
@@ -80,6 +90,8 @@ class Book:
         entry.state = after
         if after in _THROUGH or after is State.QUARANTINED:
             del self._entries[entry.id]
+        if event in _TOLD:
+            self._on_change()
 
     def start(self, entry: Entry) -> None:
         """Begin the next attempt."""

@@ -7,8 +7,9 @@ What hung when a group's deadline passed: its tasks as they stood at that very m
 """
 
 import logging
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias, final
 
 import attrs
 import trio
@@ -16,6 +17,7 @@ import trio
 from .._core.enums import Cause
 from .._core.failures import failure_of, leaves_of
 from .._core.values import Failure, Group, GroupId, Prompt
+from .._util.condition import Condition
 from ..errors import GenerateError, RequestRejected, ServerLost
 from ._gate import deadline_after
 
@@ -157,6 +159,46 @@ class Attempt:
 
     def _failure(self, cause: Cause, why: str) -> Failure:
         return Failure(cause=cause, type="", message=why, group=self.id, attempt=self.number)
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class RunningAttempts:
+    """The attempts between their start and the end of their settlement; ``changed`` is notified when one leaves."""
+
+    changed: Condition = attrs.field(factory=Condition)
+    _attempts: dict[Attempt, None] = attrs.field(factory=dict, init=False)
+
+    def __len__(self) -> int:
+        return len(self._attempts)
+
+    def __iter__(self) -> Iterator[Attempt]:
+        return iter(self._attempts)
+
+    @contextmanager
+    def holding(self, attempt: Attempt) -> Generator[None]:
+        """Count this attempt as running for the block."""
+        self._attempts[attempt] = None
+        try:
+            yield
+        finally:
+            del self._attempts[attempt]
+            self.changed.notify()
+
+    async def until_none(self) -> None:
+        """Wait until no attempt is running. Cancelled, nothing has changed."""
+        await self.changed.wait_until(lambda: not self._attempts)
+
+    def cancel_all(self, cause: Cause, why: str) -> None:
+        """Cancel every attempt that has no outcome yet."""
+        for attempt in list(self._attempts):
+            attempt.cancel(cause, why)
+
+    def cancel_sampling(self, cause: Cause, why: str) -> None:
+        """Cancel the attempts that still sample; those that are only being scored have all their tokens."""
+        for attempt in list(self._attempts):
+            if attempt.generating:
+                attempt.cancel(cause, why)
 
 
 def is_unwanted() -> bool:

@@ -1,29 +1,27 @@
-"""A batch: groups on their way to the trainer.
+"""Delivery: from ready to acked, in batches, one at a time and in order.
 
-From ready to acked: batches, one at a time and in order.
-
-Invariant 4: a cancelled ``next_batch`` has taken nothing. Between the decision to hand out and the claim of the groups there
-is no checkpoint.
+Invariant 4: a cancelled ``next_batch`` has taken nothing. A group stays in the ready buffer until the ledger has its
+delivery; between the end of that write and the claim of the groups there is no checkpoint.
 """
 
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from typing import final
 
 import attrs
 import trio
 
-from .._core.batching import Answer, Decision, Supply, decide
-from .._core.book import Book, Entry
+from .._core.batching import Answer, Decision, decide
+from .._core.book import Entry
 from .._core.enums import Cause
-from .._core.events import Acked, Delivered, Requeued, Restored
-from .._core.lifecycle import Event
+from .._core.events import Acked, Delivered, Recovered, Requeued, Restored
+from .._core.lifecycle import Event, State
 from .._core.statistics import EngineStatistics
 from .._core.values import Group
 from ..errors import EndOfData, EngineClosed, RolloutError, ServerError
-from ._ready import ReadyBuffer
-from ._staleness import StalenessPolicy
-from ._state import EngineFailure, LedgerWriter
+from ._state import EngineState
+
+_LOGGER = logging.getLogger("trio_rollout")
 
 
 @final
@@ -54,18 +52,12 @@ class Batch:
 
 
 @final
-@attrs.define(eq=False, repr=False, kw_only=True)
+@attrs.define(eq=False, repr=False)
 class Delivery:
     """Owns the groups that are out, by step."""
 
-    book: Book
-    ready: ReadyBuffer
-    record: LedgerWriter
-    fate: EngineFailure
-    freshness: StalenessPolicy
-    queue: deque[Entry]
-    new_id: Callable[[], str]
-    next_step: int = 0
+    state: EngineState
+    next_step: int = attrs.field(default=0, init=False)
     _out: dict[int, tuple[str, list[Entry]]] = attrs.field(factory=dict, init=False)
     _seen: set[Entry] = attrs.field(factory=set, init=False)
     _last_acked: int = attrs.field(default=-1, init=False)
@@ -73,99 +65,88 @@ class Delivery:
     _moving: trio.Lock = attrs.field(factory=trio.Lock, init=False)
     """Held while groups change hands, until the ledger has it: the next change must see the one before it as a whole."""
 
-    def remember(self, seen: Iterable[Entry], fresh: Iterable[Entry], *, acked_step: int | None) -> None:
+    def recover(self, past: Recovered) -> None:
         """Take over what a ledger remembers: groups that had been delivered before, those that had not, the last ack."""
-        self._last_acked = -1 if acked_step is None else acked_step
-        seen = list(seen)
+        book = self.state.book
+        seen = [book.enter(_ready_entry(group)) for _, groups in past.delivered for group in groups]
+        fresh = [book.enter(_ready_entry(group)) for group in past.ready]
         self._seen.update(seen)
-        self.ready.add([*seen, *fresh])
+        self.state.ready.add([*seen, *fresh])
+        self._last_acked = -1 if past.acked_step is None else past.acked_step
+        self.next_step = past.next_step
 
-    async def next_batch(
-        self, size: int, supply: Callable[[], Supply], statistics: Callable[[], EngineStatistics]
-    ) -> Batch:
+    async def next_batch(self, size: int) -> Batch:
         """Wait for ``size`` groups and hand them out; see ``RolloutEngine.next_batch``."""
+        state = self.state
         async with self._turn:
-            self._ask(size)
+            state.want(size)
             try:
                 while True:
-                    await self.ready.came.wait_until(
-                        lambda: decide(size, supply()).answer is not Answer.WAIT or bool(self._stale())
+                    await state.wake.consumers.wait_until(
+                        lambda: decide(size, state.supply()).answer is not Answer.WAIT or bool(self._stale())
                     )
-                    async with self._moving:  # waiting for it, what was decided may have changed
+                    async with self._moving:  # while this waited for it, the decision may have changed
                         stale = self._stale()
-                        decision = decide(size, supply())
+                        decision = decide(size, state.supply())
                         if stale:
                             await self._recycle(stale)
+                        elif decision.answer is Answer.TAKE:
+                            return await self._hand_out(decision.count)
                         elif decision.answer is not Answer.WAIT:
-                            return await self._hand_out(decision, statistics)
+                            self._raise_for(decision)
             finally:
-                self._ask(0)
-
-    def _ask(self, size: int) -> None:
-        self.freshness.note_asked(size)
-        self.ready.want(size)
+                state.want(0)
 
     def _stale(self) -> list[Entry]:
-        return self.freshness.too_old(self.ready.entries)
+        return self.state.staleness.too_old(self.state.ready.entries)
 
-    async def _recycle(self, stale: list[Entry]) -> None:
+    async def _recycle(self, stale: Sequence[Entry]) -> None:
         """Requeue groups that are too old for the trainer that would get them now."""
-        await self.record.write(*(_requeued(entry) for entry in stale))
-        self.ready.remove(stale)
+        state = self.state
+        await state.ledger.write(*(_requeued(entry) for entry in stale))
         for entry in stale:
-            self.book.recycle(entry)
-            self.freshness.note_recycled(entry)
-        self.queue.extend(stale)
-        self.ready.changed.notify()
+            state.book.recycle(entry)
+            if state.staleness.has_starved(entry):
+                _LOGGER.warning("group %s was too old %d times and is starved", entry.id, entry.recycles)
+                state.instruments.emit("group.starved", id=entry.id, recycles=entry.recycles)
+        state.ready.remove(stale)
+        state.enqueue(stale)
 
-    async def _hand_out(self, decision: Decision, statistics: Callable[[], EngineStatistics]) -> Batch:
-        if decision.answer is Answer.FAILED and self.fate.error is not None:
-            self.fate.tell(self.fate.error)
+    def _raise_for(self, decision: Decision) -> None:
+        failure = self.state.failure
+        if decision.answer is Answer.FAILED and failure.error is not None:
+            failure.tell(failure.error)
         if decision.answer is Answer.BLOCKED:
-            raise ServerError(str(self.fate.obstacle))
+            raise ServerError(str(failure.blocked_reason))
         if decision.answer is Answer.END:
             raise EndOfData("the source has ended and every group is delivered, filtered or quarantined")
-        if decision.answer is Answer.CLOSED:
-            raise EngineClosed("the engine is drained and nothing deliverable is left")
-        entries = self.freshness.in_order(self.ready.entries)[: decision.count]
-        self.ready.remove(entries)
+        raise EngineClosed("the engine is drained and nothing deliverable is left")
+
+    async def _hand_out(self, count: int) -> Batch:
+        state, step = self.state, self.next_step
+        entries = state.staleness.in_order(state.ready.entries)[:count]
+        await state.ledger.write(Delivered(step=step, ids=tuple(entry.id for entry in entries)))
+        self.next_step = step + 1
         for entry in entries:
-            self.book.apply(entry, Event.DELIVER)
-        step = self.next_step
-        self.next_step += 1
-        await self._write_or_undo(step, entries)
+            state.book.apply(entry, Event.DELIVER)
+        state.staleness.note_delivered(count)
+        state.ready.remove(entries)
         batch = Batch(
-            id=self.new_id(),
+            id=state.context.ports.new_rid(),
             step=step,
             groups=tuple(entry.group for entry in entries if entry.group is not None),
-            statistics=statistics(),
+            statistics=state.statistics(),
             redelivered=not self._seen.isdisjoint(entries),
             ack=self.ack,
         )
         self._out[step] = (batch.id, entries)
         self._seen.difference_update(entries)
-        self.freshness.note_delivered(len(entries))
-        self.ready.changed.notify()
         return batch
 
-    async def _write_or_undo(self, step: int, entries: list[Entry]) -> None:
-        written = False
-        try:
-            await self.record.write(Delivered(step=step, ids=tuple(entry.id for entry in entries)))
-            written = True
-        finally:
-            if not written:
-                self.next_step = step
-                self._back_in_front(entries)
-
-    def _back_in_front(self, entries: list[Entry]) -> None:
-        for entry in entries:
-            self.book.apply(entry, Event.RESTORE)
-        self.ready.put_in_front(entries)
-
     async def ack(self, batch: Batch) -> None:
-        """The batch's groups will never be asked for again; see ``Batch.ack``."""
-        self.fate.check()
+        """Note that the batch's groups will never be asked for again; see ``Batch.ack``."""
+        state = self.state
+        state.failure.check()
         async with self._moving:
             known_id, entries = self._out.get(batch.step, ("", []))
             if known_id != batch.id:
@@ -173,14 +154,15 @@ class Delivery:
                     f"ack of batch {batch.id} (step {batch.step}): it is acked already, taken back by a restore, or of "
                     f"another engine; steps that can be acked: {sorted(self._out)}"
                 )
-            await self.record.write(Acked(step=batch.step, ids=tuple(entry.id for entry in entries)))
+            await state.ledger.write(Acked(step=batch.step, ids=tuple(entry.id for entry in entries)))
             del self._out[batch.step]
             self._last_acked = max(self._last_acked, batch.step)
             for entry in entries:
-                self.book.apply(entry, Event.ACK)
+                state.book.apply(entry, Event.ACK)
 
     async def restore(self, step: int) -> None:
         """Offer again what was delivered after ``step`` and not acked; see ``RolloutEngine.restore``."""
+        state = self.state
         async with self._moving:
             if step < self._last_acked:
                 raise RolloutError(
@@ -188,18 +170,18 @@ class Delivery:
                 )
             later = sorted(number for number in self._out if number > step)
             entries = [entry for number in later for entry in self._out[number][1]]
-            await self.record.write(Restored(step=step, ids=tuple(entry.id for entry in entries)))
+            await state.ledger.write(Restored(step=step, ids=tuple(entry.id for entry in entries)))
             for number in later:
                 del self._out[number]
             self.next_step = step + 1
             self._seen.update(entries)
-            self._back_in_front(entries)
+            for entry in entries:
+                state.book.apply(entry, Event.RESTORE)
+            state.ready.put_in_front(entries)
 
-    def give_up_ready(self) -> list[Entry]:
-        """Empty the buffer: the engine closes and nobody will take these groups."""
-        entries = list(self.ready.entries)
-        self.ready.remove(entries)
-        return entries
+
+def _ready_entry(group: Group) -> Entry:
+    return Entry(id=group.id, prompt=group.prompt, state=State.READY, attempt=group.attempt, group=group)
 
 
 def _requeued(entry: Entry) -> Requeued:

@@ -14,13 +14,11 @@ from .._core.failures import Again, after_failure
 from .._core.values import Group, GroupId, Prompt, Trajectory
 from .._util.time import retry_wait_s, wait_s
 from ..abc import Generate, Source
-from ..errors import EngineClosed, ServerError, SourceError
+from ..errors import ServerError, SourceError
 from ._attempt import Outcome, Unfinished, new_attempt
 from ._context import RolloutContext
 from ._group import run_attempt
-from ._running import RunningAttempts
-from ._slots import Slots
-from ._state import EngineFailure
+from ._state import EngineState, Phase
 
 _AT_ONCE = 64
 """How many prompts are taken from the source in one call."""
@@ -31,10 +29,8 @@ _AT_ONCE = 64
 class Evaluation:
     """One evaluation's groups, by the order of their prompts."""
 
+    state: EngineState
     context: RolloutContext
-    fate: EngineFailure
-    live: RunningAttempts
-    slots: Slots
     samples: int
     _groups: dict[GroupId, Group | None] = attrs.field(factory=dict, init=False)
 
@@ -79,16 +75,21 @@ class Evaluation:
         self._groups[prompt.group_id] = None
 
     async def _give_up_with_engine(self, work: trio.CancelScope) -> None:
-        fate = self.fate
-        await fate.changed.wait_until(lambda: fate.error is not None or fate.obstacle is not None or fate.closing)
+        await self.state.wake.consumers.wait_until(self._is_in_vain)
         work.cancel(reason="the engine failed, cannot go on before a weight update, or is left")
 
+    def _is_in_vain(self) -> bool:
+        state = self.state
+        return (
+            state.failure.error is not None or state.failure.blocked_reason is not None or state.phase >= Phase.LEAVING
+        )
+
     def _say_why(self) -> NoReturn:
-        if self.fate.error is not None:
-            self.fate.tell(self.fate.error)
-        if self.fate.closing:
-            raise EngineClosed("evaluate: the engine's block was left")
-        raise ServerError(f"evaluate: {self.fate.obstacle}")
+        failure = self.state.failure
+        if failure.error is not None:
+            failure.tell(failure.error)
+        self.state.require_open("evaluate")
+        raise ServerError(f"evaluate: {failure.blocked_reason}")
 
     async def _one(self, prompt: Prompt) -> None:
         number = attempts = unpenalized = 0
@@ -114,13 +115,13 @@ class Evaluation:
             await wait_s(retry_wait_s(verdict.backoff, retry=retry, rng=self.context.ports.random))
 
     async def _attempt(self, prompt: Prompt, number: int) -> tuple[Outcome, int]:
-        slots = self.slots
+        slots = self.state.evaluation_slots
         wanted = min(self.samples, slots.total)  # more samples than slots run at once too, when nothing else does
         await slots.changed.wait_until(lambda: slots.free >= wanted)
         with slots.claim(wanted) as lease:
             await self.context.gate.wait()
             attempt = new_attempt(prompt, number, rollouts=self.samples, seconds=self.context.settings.deadlines.group)
-            with self.live.holding(attempt):
+            with self.state.evaluations.holding(attempt):
                 return await run_attempt(attempt, self.context, lease), attempt.new_tokens
 
     def _failed(self, prompt: Prompt, number: int, outcome: Unfinished) -> Group:

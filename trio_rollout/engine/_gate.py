@@ -15,6 +15,7 @@ import attrs
 import trio
 
 from .._util.condition import Condition
+from ._wakeups import WakeUps
 
 # A tick that sends 64 requests takes about 10 ms (0.15 ms of CPU each, with 512 ids): the loop stays responsive.
 WAKE_PER_TICK = 64
@@ -103,22 +104,23 @@ class GateTicket(Clock):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> bool:
         del self.gate._inside[self]
-        self.gate.changed.notify()
+        self.gate._left.notify()
         return Clock.__exit__(self, kind, error, trace)
 
 
 @final
 @attrs.define(eq=False, repr=False)
 class Gate:
-    """Open or closed; ``epoch`` counts the closings. ``changed`` is notified when a turn leaves.
+    """Open or closed; ``epoch`` counts the closings.
 
     ``version`` is the newest weight version: what is behind the gate.
     """
 
+    wake: WakeUps = attrs.field(factory=WakeUps)
     is_open: bool = attrs.field(default=True, init=False)
     epoch: int = attrs.field(default=0, init=False)
     version: int = attrs.field(default=0, init=False)
-    changed: Condition = attrs.field(factory=Condition, init=False)
+    _left: Condition = attrs.field(factory=Condition, init=False)
     _outside: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _inside: dict[GateTicket, None] = attrs.field(factory=dict, init=False)
     _clocks: dict[Clock, None] = attrs.field(factory=dict, init=False)
@@ -128,9 +130,14 @@ class Gate:
         """How many turns are under way on a server."""
         return len(self._inside)
 
-    def has_fewer_calls(self, than: int) -> bool:
-        """Whether a turn has come back since so many were under way."""
-        return len(self._inside) < than
+    async def until_fewer_calls(self, than: int) -> None:
+        """Wait until fewer turns than ``than`` are under way on a server. Cancelled, nothing has changed."""
+        await self._left.wait_until(lambda: len(self._inside) < than)
+
+    def adopt(self, version: int) -> None:
+        """Make this the newest weight version."""
+        self.version = version
+        self.wake.notify()
 
     async def wait(self) -> None:
         """Wait until requests may be sent. Cancelled, nothing has changed."""
@@ -165,6 +172,7 @@ class Gate:
         finally:
             if self.is_open:
                 self._outside.unpark_all()
+            self.wake.admission.notify()
 
     def interrupt_calls(self) -> None:
         """Give up the calls still under way: their scopes are cancelled, their attempts are not."""

@@ -1,178 +1,149 @@
-"""Who runs: pulls prompts, admits groups while slots are unpenalized, settles each attempt exactly once, drains.
+"""The pool: pulls prompts, admits groups while slots are free, settles each attempt exactly once, drains.
 
-Owns the nursery of attempts and the queue of waiting groups. Requeued groups join the queue at its end: behind what was
-waiting, before what was never pulled. Nothing here is polled: whoever frees a slot, requeues or opens the gate notifies.
+The nesting is the rule (decision 0030):
 
-Writing a pull down. Bad input must not cost a run's work: a prompt that can't be stored is given up, the others go on.
+    serve
+    └─ beside                 notes why the servers are blocked, until every attempt is over
+       └─ attempts            one task for each attempt, until its group is settled
+          └─ admission        cancelled by a drain, or when the engine's block is left
+             └─ admitting     pulls prompts; starts groups; one task for each requeued group that backs off
+
+A drain cancels the inner scope. What runs is outside of it, so it may finish; the nursery of attempts is left when the
+last attempt has ended, however late that is. Only then are unfinished groups given back to the source: no task is left
+that could still settle one of them, so giving back needs no lock. Nothing here is polled: the objects of the engine's
+state wake the pool when they change.
+
+Requeued groups join the queue at its end: behind what was waiting, before what was never pulled.
 """
 
 import logging
-from collections import deque
-from collections.abc import Mapping, Sequence
 from typing import final
 
 import attrs
 import trio
 
-from .._core.admission import Load, may_pull, may_start, pullable, startable
-from .._core.book import Book, Entry
+from .._core.admission import may_pull, may_start, pullable, startable
+from .._core.book import Entry
 from .._core.enums import Cause
-from .._core.events import Filtered, Pulled, Quarantined, Ready, Requeued
-from .._core.failures import Again, FailureBudget, after_failure, failure_of, words_of
+from .._core.events import Filtered, Quarantined, Ready, Requeued
+from .._core.failures import Again, after_failure, failure_of, words_of
 from .._core.lifecycle import Event, State
-from .._core.values import GroupId, Prompt, QuarantineReport
-from .._util.condition import Condition
+from .._core.values import Prompt, QuarantineReport
 from .._util.time import retry_wait_s, wait_s
-from ..abc import Source
 from ..errors import DataRefused, LedgerError, RolloutError, SourceError
 from ._attempt import Attempt, Dropped, Finished, Outcome, Unfinished, new_attempt
-from ._context import RolloutContext
 from ._group import run_attempt
-from ._instruments import Instruments
-from ._ready import ReadyBuffer
-from ._running import RunningAttempts
-from ._slots import SlotLease, Slots
-from ._staleness import StalenessPolicy
-from ._state import EngineFailure, LedgerWriter
+from ._slots import SlotLease
+from ._state import EngineState, Phase
 
 _LOGGER = logging.getLogger("trio_rollout")
-_AHEAD = 4
-"""A quarter of what can run is pulled ahead: while a ledger writes a pull down, slots that become free do not wait for it."""
 
 
 @final
-@attrs.define(eq=False, repr=False, kw_only=True)
+@attrs.define(eq=False, repr=False)
 class Pool:
-    """The running groups. ``changed`` is notified when a group might be started or pulled."""
+    """Owns the nursery of attempts."""
 
-    source: Source
-    context: RolloutContext
-    book: Book
-    ready: ReadyBuffer
-    record: LedgerWriter
-    fate: EngineFailure
-    live: RunningAttempts
-    slots: Slots
-    changed: Condition
-    instruments: Instruments
-    budget: FailureBudget
-    freshness: StalenessPolicy
-    queue: deque[Entry]
-    exhausted: bool = False
-    generated_tokens: int = attrs.field(default=0, init=False)
+    state: EngineState
     _admission: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
-    _giving_back: trio.Lock = attrs.field(factory=trio.Lock, init=False)
-
-    def remember(self, entries: Sequence[Entry]) -> None:
-        """Queue groups that a ledger remembers as unfinished."""
-        self.queue.extend(entries)
+    _admitting: trio.Nursery | None = attrs.field(default=None, init=False)
 
     async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Run until admission is closed by a drain and every attempt is over."""
+        """Run until admission is closed and every attempt is over. After a drain, give back what is unfinished."""
         async with trio.open_nursery() as beside:
-            beside.start_soon(self._note_obstacles, name="note obstacles")
+            beside.start_soon(self._note_blocked, name="note why servers are blocked")
             async with trio.open_nursery() as attempts:
                 task_status.started()
                 with self._admission:
-                    async with trio.open_nursery() as admitting:
-                        admitting.start_soon(self._pull, name="pull prompts")
-                        admitting.start_soon(self._admit, attempts, name="admit groups")
+                    await self._admit_groups(attempts)
             beside.cancel_scope.cancel(reason="every attempt is over")
+        if self.state.phase is Phase.DRAINING:  # when the block is left, ``close`` gives back, after this task's end
+            await self._give_back(self.state.context.settings.deadlines.drain, State.WAITING, State.RUNNING)
+            self.state.go_on_to(Phase.OVER)
 
-    def load(self) -> Load:
-        """What admission looks at now."""
-        under_way = self.book.count(State.RUNNING)
-        per_group = self.context.settings.samples_per_prompt
-        return Load(
-            open=self.context.gate.is_open and self.fate.error is None,
-            free_slots=self.slots.free,
-            per_group=per_group,
-            eligible=len(self.queue),
-            finished=len(self.ready) + under_way - self.slots.holders,
-            bound=self.ready.bound,
-            exhausted=self.exhausted,
-            fresh_room=self.freshness.room(under_way + len(self.ready)),
-            ahead=self._ahead(),
-            resting=self.book.count(State.WAITING) - len(self.queue),
-            most_resting=self.slots.total // per_group,
-        )
+    async def _note_blocked(self) -> None:
+        failure, servers = self.state.failure, self.state.context.servers
+        while True:
+            failure.block(await servers.blocked_reason_after(failure.blocked_reason))
+
+    async def _admit_groups(self, attempts: trio.Nursery) -> None:
+        async with trio.open_nursery() as admitting:
+            admitting.start_soon(self._pull, name="pull prompts")
+            self._admitting = admitting
+            try:
+                while True:
+                    for _ in range(await self.state.wake.admission.wait_until(self._startable)):
+                        self._start(attempts)
+            finally:
+                self._admitting = None
 
     def _startable(self) -> int:
-        per_group = self.context.settings.samples_per_prompt
-        return startable(self.load()) if may_start(free_slots=self.slots.free, per_group=per_group) else 0
+        state = self.state
+        return startable(state.load()) if may_start(free_slots=state.slots.free, per_group=state.per_group) else 0
 
     def _pullable(self) -> int:
-        unpenalized, per_group = self.slots.free, self.context.settings.samples_per_prompt
-        might = may_pull(free_slots=unpenalized, per_group=per_group, eligible=len(self.queue), ahead=self._ahead())
-        return pullable(self.load()) if might else 0
-
-    def _ahead(self) -> int:
-        return max(1, self.slots.total // self.context.settings.samples_per_prompt // _AHEAD)
-
-    async def _note_obstacles(self) -> None:
-        while True:
-            self.fate.obstruct(await self.context.servers.blocked_reason_after(self.fate.obstacle))
+        state = self.state
+        might = may_pull(
+            free_slots=state.slots.free, per_group=state.per_group, eligible=len(state.queue), ahead=state.ahead
+        )
+        return pullable(state.load()) if might else 0
 
     async def _pull(self) -> None:
-        while not self.exhausted:
-            count = await self.changed.wait_until(self._pullable)
+        state = self.state
+        while not state.exhausted:
+            count = await state.wake.admission.wait_until(self._pullable)
             try:
                 await self._pull_some(count)
             except Exception as error:  # noqa: BLE001  the boundary of the source: its failure becomes the engine's
-                self.fate.fail(_source_failed(error))
+                state.failure.fail(_source_failed(error))
                 return
 
     async def _pull_some(self, count: int) -> None:
-        prompts = await self.source.take(count)
+        state = self.state
+        prompts = await state.source.take(count)
         if len(prompts) > count or not all(isinstance(prompt, Prompt) for prompt in prompts):
             raise SourceError(f"source.take({count}) must give at most {count} prompts, got {prompts!r:.200}")
-        self.exhausted = not prompts
-        entries = [self.book.pull(prompt) for prompt in prompts]
-        refused = await record_pull(self.record, prompts, self.source) if prompts else {}
+        if not prompts:
+            state.end_data()
+            return
+        entries = [state.book.pull(prompt) for prompt in prompts]
+        refused = await state.ledger.write_pull(prompts, state.source)
+        state.enqueue(entry for entry in entries if entry.id not in refused)
         for entry in entries:
             if entry.id in refused:
-                self._gave_up(entry, refused[entry.id])
-            else:
-                self.queue.append(entry)
-        self.changed.notify()
-        self.ready.came.notify()
-
-    async def _admit(self, attempts: trio.Nursery) -> None:
-        while True:
-            for _ in range(await self.changed.wait_until(self._startable)):
-                self._start(attempts)
+                self._quarantine(entry, refused[entry.id])
 
     def _start(self, attempts: trio.Nursery) -> None:
-        entry = self.queue.popleft()
-        settings = self.context.settings
-        self.book.start(entry)
-        attempt = new_attempt(
-            entry.prompt, entry.attempt, rollouts=settings.samples_per_prompt, seconds=settings.deadlines.group
-        )
-        lease = self.slots.claim(settings.samples_per_prompt)
-        self.instruments.emit("group.started", id=entry.id, attempt=entry.attempt)
+        state = self.state
+        entry = state.queue.popleft()
+        state.book.start(entry)
+        seconds = state.context.settings.deadlines.group
+        attempt = new_attempt(entry.prompt, entry.attempt, rollouts=state.per_group, seconds=seconds)
+        lease = state.slots.claim(state.per_group)
+        state.instruments.emit("group.started", id=entry.id, attempt=entry.attempt)
         attempts.start_soon(self._run, entry, attempt, lease, name=f"group {entry.id} attempt {entry.attempt}")
 
     async def _run(self, entry: Entry, attempt: Attempt, lease: SlotLease) -> None:
-        with self.live.holding(attempt):
+        state = self.state
+        with state.running.holding(attempt):
             with lease:
-                outcome = await run_attempt(attempt, self.context, lease)
-            self.generated_tokens += attempt.new_tokens
+                outcome = await run_attempt(attempt, state.context, lease)
+            state.generated_tokens += attempt.new_tokens
             try:
                 backoff = await self._settle(entry, attempt, outcome)
             except LedgerError as error:  # on disk the group is unfinished, and it stays so here
-                self.fate.fail(error)
+                state.failure.fail(error)
                 return
-        self.ready.came.notify()
-        self.changed.notify()
-        if backoff is None:
-            return
-        await wait_s(backoff)
-        self.queue.append(entry)
-        self.changed.notify()
+        if backoff is not None and self._admitting is not None:
+            self._admitting.start_soon(self._rest, entry, backoff, name=f"group {entry.id} backs off")
+
+    async def _rest(self, entry: Entry, seconds: float) -> None:
+        """Let a requeued group start after its backoff. A drain cancels this, and gives the group back."""
+        await wait_s(seconds)
+        self.state.enqueue([entry])
 
     async def _settle(self, entry: Entry, attempt: Attempt, outcome: Outcome) -> float | None:
-        """LedgerWriter the outcome, then show it. Returns seconds until a requeued group may start; None for all others."""
+        """Record the outcome, then show it. Return the seconds until a requeued group may start; None for all others."""
         try:
             return await self._settle_as(outcome, entry, attempt)
         except DataRefused as error:  # user code put something into it that no other try would leave out
@@ -181,25 +152,27 @@ class Pool:
             return None
 
     async def _settle_as(self, outcome: Outcome, entry: Entry, attempt: Attempt) -> float | None:
+        state = self.state
         match outcome:
             case Finished(group=group):
-                await self.record.write(Ready(group=group))
-                self.budget.group_ready()
-                await self.ready.put(entry, group)
-                self.instruments.emit("group.ready", id=entry.id, attempt=attempt.number, group=group)
+                await state.ledger.write(Ready(group=group))
+                state.budget.group_ready()
+                await state.make_ready(entry, group)
+                state.instruments.emit("group.ready", id=entry.id, attempt=attempt.number, group=group)
             case Dropped(reason=reason):
-                await self.record.write(Filtered(id=entry.id, attempt=attempt.number, reason=reason))
-                self.budget.group_ready()
-                self.book.apply(entry, Event.FILTER)
-                self.instruments.emit("group.filtered", id=entry.id, attempt=attempt.number, reason=reason)
+                await state.ledger.write(Filtered(id=entry.id, attempt=attempt.number, reason=reason))
+                state.budget.group_ready()
+                state.book.apply(entry, Event.FILTER)
+                state.instruments.emit("group.filtered", id=entry.id, attempt=attempt.number, reason=reason)
             case Unfinished():
                 return await self._settle_unfinished(entry, attempt, outcome)
         return None
 
     async def _settle_unfinished(self, entry: Entry, attempt: Attempt, outcome: Unfinished) -> float | None:
-        if outcome.cause in {Cause.SHUTDOWN, Cause.CANCELLED} and self.record.ledger is None:
-            return None  # the drain that cancelled it gives it back to the source: no requeue
-        retry = self.context.settings.retry
+        state = self.state
+        if outcome.cause in {Cause.SHUTDOWN, Cause.CANCELLED} and not state.ledger.keeps_groups:
+            return None  # it is given back to the source when every attempt is over: no requeue
+        retry = state.context.settings.retry
         verdict = after_failure(
             outcome.cause,
             permanent=outcome.permanent,
@@ -211,7 +184,7 @@ class Pool:
         if not isinstance(verdict, Again):
             await self._give_up(entry, outcome)
             return None
-        await self.record.write(
+        await state.ledger.write(
             Requeued(
                 id=entry.id,
                 attempt=attempt.number,
@@ -221,110 +194,94 @@ class Pool:
                 error=outcome.failure,
             )
         )
-        self.book.requeue(entry, outcome.cause, attempts=verdict.attempts, unpenalized=verdict.unpenalized)
-        if outcome.cause is Cause.ERROR:  # user code's, mostly: nobody should have to look for it
+        state.book.requeue(entry, outcome.cause, attempts=verdict.attempts, unpenalized=verdict.unpenalized)
+        if outcome.cause is Cause.ERROR:  # user code's, mostly: its author should not have to look for it
             _LOGGER.warning("group %s runs again, attempt %d failed: %s", entry.id, attempt.number, outcome.failure)
-        self.instruments.emit(
+        state.instruments.emit(
             "group.requeued", id=entry.id, attempt=attempt.number, cause=outcome.cause, error=outcome.failure
         )
-        return retry_wait_s(verdict.backoff, retry=retry, rng=self.context.ports.random)
+        return retry_wait_s(verdict.backoff, retry=retry, rng=state.context.ports.random)
 
     async def _give_up(self, entry: Entry, outcome: Unfinished) -> None:
         report = QuarantineReport(id=entry.id, cause=outcome.cause, attempts=entry.attempt, error=outcome.failure)
-        await self.record.write(Quarantined(report=report))
-        self._gave_up(entry, report)
+        await self.state.ledger.write(Quarantined(report=report))
+        self._quarantine(entry, report)
 
-    def _gave_up(self, entry: Entry, report: QuarantineReport) -> None:
-        self.book.quarantine(entry, report)
+    def _quarantine(self, entry: Entry, report: QuarantineReport) -> None:
+        state = self.state
+        state.book.quarantine(entry, report)
         _LOGGER.error("group %s is quarantined at attempt %d: %s", entry.id, report.attempts, report.error)
-        self.instruments.emit("group.quarantined", report=report)
-        if self.budget.group_failed():
-            self.fate.fail(
+        state.instruments.emit("group.quarantined", report=report)
+        if state.budget.group_failed():
+            state.failure.fail(
                 RolloutError(
-                    f"{self.budget.in_a_row} groups in a row failed for good and none became ready in between; "
-                    f"failure_budget is {self.budget.limit}. Last error: {report.error}"
+                    f"{state.budget.in_a_row} groups in a row failed for good and none became ready in between; "
+                    f"failure_budget is {state.budget.limit}. Last error: {report.error}"
                 )
             )
 
-    @property
-    def is_over(self) -> bool:
-        """Nothing will become ready any more: admission is closed, by a drain that may have been cancelled, and all has ended."""
-        return self._admission.cancel_called and not len(self.live)
+    async def drain(self, grace: float) -> None:
+        """Stop admitting, let the running groups finish for ``grace`` seconds, cancel the rest, wait for their end.
 
-    async def drain(self, grace: float, cause: Cause = Cause.SHUTDOWN) -> None:
-        """Stop admitting, let the running finish for ``grace`` seconds, cancel the rest and wait for their wrap-up.
-
-        Then what waits is given back to the source, unless a ledger keeps it. Of several drains the shortest grace counts.
-        ``cause``: what the cancelled attempts are told.
+        Returns once the unfinished groups have been given back. Of several drains the shortest grace counts. Cancelled,
+        the drain goes on without this call: the groups that run may finish, without a limit.
         """
-        limit = self.context.settings.deadlines
-        give_up = trio.current_time() + max(limit.drain, grace + limit.abort)
-        self._admission.cancel(reason="drain")
-        self.ready.lift_bound()
-        self.ready.came.notify()  # if this is cancelled, whoever waits hears of the end all the same
-        with trio.move_on_after(max(0.0, grace)):
-            await self.live.changed.wait_until(lambda: not len(self.live))
-        self.live.cancel_all(cause, "the engine drains")
-        await self.live.changed.wait_until(lambda: not len(self.live))
-        # A source that was cut off half-way would be given the same prompts again on leaving.
-        with trio.move_on_after(give_up - trio.current_time(), shield=True):
-            async with self._giving_back:
-                await self.give_back(list(self.book.entries(State.WAITING, State.RUNNING)))
-        self.ready.came.notify()
+        self._close_admission(Phase.DRAINING)
+        await self._end_attempts(grace, Cause.SHUTDOWN)
+        await self.state.wake.consumers.wait_until(lambda: self.state.phase in {Phase.OVER, Phase.CLOSED})
 
-    async def give_back(self, entries: Sequence[Entry]) -> None:
-        """Return these groups to the source; with a ledger they stay where they are, and it remembers them."""
-        if self.record.ledger is not None or not entries:
+    async def leave(self, grace: float, cause: Cause) -> None:
+        """Refuse calls, stop admitting, let the running groups finish for ``grace`` seconds, cancel the rest with ``cause``.
+
+        Blocks until every attempt and every evaluation has ended.
+        """
+        self._close_admission(Phase.LEAVING)
+        await self._end_attempts(grace, cause)
+        await self.state.evaluations.until_none()
+
+    def _close_admission(self, phase: Phase) -> None:
+        self.state.go_on_to(phase)
+        self._admission.cancel(reason="drain")
+
+    async def _end_attempts(self, grace: float, cause: Cause) -> None:
+        running = self.state.running
+        with trio.move_on_after(max(0.0, grace)):
+            await running.until_none()
+        running.cancel_all(cause, "the engine drains")
+        await running.until_none()
+
+    async def close(self, seconds: float) -> None:
+        """Give back every group that is unfinished or was not taken, within ``seconds``; every task has ended."""
+        await self._give_back(seconds, State.WAITING, State.RUNNING, State.READY)
+        for entry in self.state.book.entries(State.RUNNING):  # with a ledger, or if the source did not take it
+            self.state.book.apply(entry, Event.REQUEUE)
+        self.state.go_on_to(Phase.CLOSED)
+
+    async def _give_back(self, seconds: float, *states: State) -> None:
+        """Return the groups in these states to the source; with a ledger they stay where they are.
+
+        Shielded: a source that is cut off half-way would be given the same prompts again.
+        """
+        state = self.state
+        entries = list(state.book.entries(*states))
+        if state.ledger.keeps_groups or not entries:
             return
-        self.queue.clear()
-        try:
-            await self.source.give_back([entry.prompt for entry in entries])
-        except Exception as error:  # noqa: BLE001  the boundary of the source: its failure becomes the engine's
-            self.fate.fail(_source_failed(error))
-            return
-        for entry in entries:
-            self.book.apply(entry, Event.RETURN)
+        state.queue.clear()
+        state.ready.remove([entry for entry in entries if entry.state is State.READY])
+        with trio.move_on_after(seconds, shield=True):
+            try:
+                await state.source.give_back([entry.prompt for entry in entries])
+            except Exception as error:  # noqa: BLE001  the boundary of the source: its failure becomes the engine's
+                state.failure.fail(_source_failed(error))
+                return
+            for entry in entries:
+                state.book.apply(entry, Event.RETURN)
 
 
 def _source_failed(error: Exception) -> RolloutError:
-    """A failure of the source, or of the ledger that was told of its prompts. A source's EndOfData is not the engine's."""
+    """Return a failure of the source, or of the ledger that was told of its prompts. A source's EndOfData is not the engine's."""
     if isinstance(error, SourceError | LedgerError | DataRefused):
         return error
     failure = SourceError(f"the source failed: {type(error).__name__}: {words_of(error)}")
     failure.__cause__ = error
     return failure
-
-
-async def record_pull(
-    record: LedgerWriter, prompts: Sequence[Prompt], source: Source
-) -> Mapping[GroupId, QuarantineReport]:
-    """Write down that these prompts left the source, and the end of those that can't be stored; returns their reports.
-
-    Blocks until it is on disk, in one transaction; without a ledger this returns at once. Cancelled before the write was
-    accepted, nothing is written.
-
-    Raises:
-      DataRefused: it is not a prompt that can't be stored, but the source's state.
-      LedgerError: the write failed; the engine fails with it.
-    """
-    refused: dict[GroupId, QuarantineReport] = {}
-    if record.ledger is None:
-        return refused
-    state = source.state()
-    while True:  # noqa: ASYNC913  each round refuses one prompt more, so it ends; writing is a cancel point
-        stored = tuple(_without_data(prompt) if prompt.group_id in refused else prompt for prompt in prompts)
-        ends = (Quarantined(report=report) for report in refused.values())
-        try:
-            await record.write(Pulled(prompts=stored, source_state=state), *ends)
-        except DataRefused as error:
-            if error.group is None or error.group in refused:
-                raise
-            failure = failure_of(error, group=error.group)
-            refused[error.group] = QuarantineReport(id=error.group, cause=Cause.ERROR, attempts=0, error=failure)
-        else:
-            return refused
-
-
-def _without_data(prompt: Prompt) -> Prompt:
-    """What stands in the ledger for a prompt that can't."""
-    return Prompt(id=prompt.id, epoch=prompt.epoch, text="(it could not be stored)")

@@ -1,58 +1,89 @@
-"""The engine's own failure: stored by whoever meets it, raised to whoever waits.
+"""The state of one engine: everything that its parts share, held by the pool, the delivery, the weights and evaluations.
 
-Engine tasks never raise into the nursery around the user's body. The first failure wins; it is told once by the call that
-meets it, or on leaving if nobody was told.
-
-The engine's pen: tells the ledger what happens, and the engine when the ledger breaks.
+The parts do not know each other; they meet here. An object of the state wakes the tasks that wait for it in its own
+setters, so no part has to remember to notify another one.
 """
 
+import enum
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn, final
 
 import attrs
 
-from .._core.events import Event
+from .._core.admission import Load
+from .._core.batching import Supply
+from .._core.book import Book, Entry
+from .._core.enums import Cause
+from .._core.events import Event, Pulled, Quarantined, Recovered
+from .._core.failures import FailureBudget, failure_of
+from .._core.lifecycle import State
+from .._core.statistics import EngineStatistics, ServerStatistics
+from .._core.values import Group, GroupId, Prompt, QuarantineReport
 from .._util.condition import Condition
-from ..abc import Ledger
-from ..errors import DataRefused, LedgerError
+from ..abc import Ledger, Source
+from ..errors import DataRefused, EngineClosed, LedgerError
+from ._attempt import RunningAttempts
+from ._context import RolloutContext
+from ._instruments import Instruments
+from ._ready import ReadyBuffer
+from ._slots import Slots
+from ._staleness import StalenessPolicy
+from ._wakeups import WakeUps
+
+_AHEAD = 4
+"""A quarter of what can run is pulled ahead: while a ledger writes a pull down, slots that become free do not wait for it."""
+
+
+class Phase(enum.IntEnum):
+    """How far an engine is on its way to its end. It only ever goes on to a later phase (decision 0030)."""
+
+    RUNNING = 0
+    """Prompts are pulled and groups are started."""
+    DRAINING = 1
+    """``drain`` was called: no group is started any more, and those that run may finish."""
+    OVER = 2
+    """Every attempt has ended and the unfinished groups have been given back. Ready groups can still be taken."""
+    LEAVING = 3
+    """The engine's block is being left: every call raises EngineClosed, and what still runs is wrapped up."""
+    CLOSED = 4
+    """The block has been left: every task has ended, and what was unfinished or not taken has been given back."""
 
 
 @final
 @attrs.define(eq=False, repr=False)
 class EngineFailure:
-    """Whether the engine has failed, and whether its user knows. ``obstacle``: what only its user can remove.
+    """The engine's own failure: stored by the task that meets it, raised to a task that waits.
 
-    ``closing``: its block is being left.
+    Engine tasks never raise into the nursery around the user's body. The first failure wins. It is raised once, by the
+    call that meets it, or on leaving if no call was told. ``blocked_reason`` is why nothing goes on before its user has
+    done something; None if there is no such reason.
     """
 
-    changed: Condition
+    wake: WakeUps
     error: Exception | None = attrs.field(default=None, init=False)
     told: bool = attrs.field(default=False, init=False)
-    obstacle: str | None = attrs.field(default=None, init=False)
-    closing: bool = attrs.field(default=False, init=False)
+    """``error`` has been raised to a caller."""
+    blocked_reason: str | None = attrs.field(default=None, init=False)
 
     def fail(self, error: Exception) -> None:
-        """Store a failure and wake everybody who waits for something that cannot come now."""
+        """Store a failure; of several the first one counts."""
         if self.error is None:
             self.error = error
-        self.changed.notify()
+        self.wake.consumers.notify()
 
-    def obstruct(self, obstacle: str | None) -> None:
-        """Nothing goes on until the user has done something, or again (None); wake everybody who waits."""
-        self.obstacle = obstacle
-        self.changed.notify()
-
-    def close(self) -> None:
-        """The engine's block is being left; wake everybody who waits for what it will not do any more."""
-        self.closing = True
-        self.changed.notify()
+    def block(self, reason: str | None) -> None:
+        """Note why nothing goes on before the user has done something, or that it goes on again (None)."""
+        self.blocked_reason = reason
+        self.wake.consumers.notify()
 
     def check(self) -> None:
-        """Raise the failure, if there is one that nobody was told of."""
+        """Raise the failure, if there is one that has not been raised yet."""
         if self.error is not None and not self.told:
             self.tell(self.error)
 
     def tell(self, error: Exception) -> NoReturn:
-        """Raise the failure to somebody who can do something about it."""
+        """Raise the failure to a caller."""
         self.told = True
         raise error
 
@@ -60,10 +91,15 @@ class EngineFailure:
 @final
 @attrs.frozen(eq=False)
 class LedgerWriter:
-    """Writes events to the ledger, or nowhere if there is none."""
+    """Writes events to the ledger, if there is one, and fails the engine when the ledger breaks."""
 
     ledger: Ledger | None
-    fate: EngineFailure
+    failure: EngineFailure
+
+    @property
+    def keeps_groups(self) -> bool:
+        """True if there is a ledger: unfinished groups stay in it, and are not given back to the source."""
+        return self.ledger is not None
 
     async def write(self, *events: Event) -> None:
         """Write these events in one transaction; without a ledger this returns at once.
@@ -81,5 +117,209 @@ class LedgerWriter:
         except DataRefused:
             raise
         except LedgerError as error:
-            self.fate.fail(error)
+            self.failure.fail(error)
             raise
+
+    async def write_pull(self, prompts: Sequence[Prompt], source: Source) -> Mapping[GroupId, QuarantineReport]:
+        """Write that these prompts left the source. Return a report for each that can't be stored: it is given up.
+
+        Bad input must not cost a run's work, so the other prompts go on. Blocks until everything is on disk, in one
+        transaction; without a ledger this returns at once. Cancelled before the write was accepted, nothing is written.
+
+        Raises:
+          DataRefused: it is not a prompt that can't be stored, but the source's state.
+          LedgerError: the write failed; the engine fails with it.
+        """
+        refused: dict[GroupId, QuarantineReport] = {}
+        if self.ledger is None:
+            return refused
+        state = source.state()
+        while True:  # noqa: ASYNC913  each round refuses one prompt more, so it ends; writing is a cancel point
+            stored = tuple(_without_data(prompt) if prompt.group_id in refused else prompt for prompt in prompts)
+            ends = (Quarantined(report=report) for report in refused.values())
+            try:
+                await self.write(Pulled(prompts=stored, source_state=state), *ends)
+            except DataRefused as error:
+                if error.group is None or error.group in refused:
+                    raise
+                failure = failure_of(error, group=error.group)
+                refused[error.group] = QuarantineReport(id=error.group, cause=Cause.ERROR, attempts=0, error=failure)
+            else:
+                return refused
+
+
+def _without_data(prompt: Prompt) -> Prompt:
+    """Return a stand-in for a prompt that the ledger can't store."""
+    return Prompt(id=prompt.id, epoch=prompt.epoch, text="(it could not be stored)")
+
+
+@final
+@attrs.define(eq=False, repr=False, kw_only=True)
+class EngineState:
+    """One engine's state; ``new_state`` makes one.
+
+    ``queue`` holds the waiting groups that may start. ``running`` and ``evaluations`` are the attempts under way, of
+    production and of evaluations, which have slots apart. ``exhausted``: the source has ended.
+    """
+
+    context: RolloutContext
+    source: Source
+    wake: WakeUps
+    failure: EngineFailure
+    ledger: LedgerWriter
+    instruments: Instruments
+    budget: FailureBudget
+    book: Book
+    ready: ReadyBuffer
+    slots: Slots
+    running: RunningAttempts
+    staleness: StalenessPolicy
+    evaluations: RunningAttempts = attrs.field(factory=RunningAttempts)
+    evaluation_slots: Slots
+    servers_before: ServerStatistics
+    queue: deque[Entry] = attrs.field(factory=deque, init=False)
+    phase: Phase = attrs.field(default=Phase.RUNNING, init=False)
+    exhausted: bool = attrs.field(default=False, init=False)
+    generated_tokens: int = attrs.field(default=0, init=False)
+
+    def recover(self, past: Recovered) -> None:
+        """Take over the groups that a ledger remembers as settled or unfinished."""
+        self.book.count_earlier(acked=past.acked, filtered=past.filtered, reports=past.quarantined)
+        for item in past.unfinished:
+            entry = Entry(
+                id=item.prompt.group_id,
+                prompt=item.prompt,
+                attempt=item.attempt,
+                attempts=item.attempts,
+                unpenalized=item.unpenalized,
+            )
+            self.queue.append(self.book.enter(entry))
+
+    def go_on_to(self, phase: Phase) -> None:
+        """Enter a later phase; from that phase or a later one nothing changes."""
+        if phase > self.phase:
+            self.phase = phase
+            self.wake.notify()
+
+    def require_open(self, what: str) -> None:
+        """Raise EngineClosed if the engine's block is being left or has been left."""
+        if self.phase >= Phase.LEAVING:
+            raise EngineClosed(f"{what}: the engine's block was left")
+
+    def end_data(self) -> None:
+        """Note that the source has ended."""
+        self.exhausted = True
+        self.wake.consumers.notify()
+
+    def enqueue(self, entries: Iterable[Entry]) -> None:
+        """Let waiting groups start, behind those that wait already."""
+        self.queue.extend(entries)
+        self.wake.admission.notify()
+
+    def want(self, size: int) -> None:
+        """Note that a consumer waits for ``size`` groups; 0 if none waits any more."""
+        self.staleness.note_asked(size)
+        self.ready.want(size)
+
+    def has_room(self) -> bool:
+        """Return True if a finished group may become ready now: always during a drain.
+
+        A consumer that waits for a group must not be what that group waits for, so it lifts the bound.
+        """
+        if self.phase is not Phase.RUNNING:
+            return True
+        ready = self.ready
+        return len(ready) < ready.bound or bool(ready.wanted and self.staleness.due())
+
+    async def make_ready(self, entry: Entry, group: Group) -> None:
+        """Make a finished group ready, once there is room. Cancelled while it waits, the group becomes ready anyway."""
+        try:
+            if not self.has_room():
+                await self.wake.admission.wait_until(self.has_room)
+        finally:
+            self.book.finish(entry, group)
+            self.ready.add([entry])
+
+    @property
+    def per_group(self) -> int:
+        """The number of rollouts of a group."""
+        return self.context.settings.samples_per_prompt
+
+    @property
+    def ahead(self) -> int:
+        """The number of prompts to have at hand, so that a free slot never waits for the source."""
+        return max(1, self.slots.total // self.per_group // _AHEAD)
+
+    def load(self) -> Load:
+        """Return what admission decides on."""
+        running = self.book.count(State.RUNNING)
+        return Load(
+            open=self.context.gate.is_open and self.failure.error is None and self.phase is Phase.RUNNING,
+            free_slots=self.slots.free,
+            per_group=self.per_group,
+            eligible=len(self.queue),
+            finished=len(self.ready) + running - self.slots.holders,
+            bound=self.ready.bound,
+            exhausted=self.exhausted,
+            fresh_room=self.staleness.room(running + len(self.ready)),
+            ahead=self.ahead,
+            resting=self.book.count(State.WAITING) - len(self.queue),
+            most_resting=self.slots.total // self.per_group,
+        )
+
+    def supply(self) -> Supply:
+        """Return what a consumer of batches decides on."""
+        return Supply(
+            ready=len(self.ready),
+            unfinished=self.book.count(State.WAITING) + self.book.count(State.RUNNING),
+            exhausted=self.exhausted,
+            drained=self.phase >= Phase.OVER,
+            failed=self.failure.error is not None,
+            failure_told=self.failure.told,
+            due=self.staleness.due(),
+            blocked=self.failure.blocked_reason is not None,
+        )
+
+    def statistics(self) -> EngineStatistics:
+        """Return the counts of this moment."""
+        book, servers = self.book, self.context.servers.statistics()
+        return EngineStatistics(
+            pulled=book.pulled,
+            waiting=book.count(State.WAITING),
+            running=book.count(State.RUNNING),
+            ready=book.count(State.READY),
+            delivered=book.count(State.DELIVERED),
+            acked=book.count(State.ACKED),
+            filtered=book.count(State.FILTERED),
+            quarantined=book.count(State.QUARANTINED),
+            returned=book.count(State.RETURNED),
+            requeues=book.requeues,
+            late=servers.late - self.servers_before.late,
+            orphans=servers.orphans - self.servers_before.orphans,
+            running_rollouts=self.slots.in_use,
+            max_running=self.slots.total,
+            generated_tokens=self.generated_tokens,
+            weight_version=self.context.gate.version,
+        )
+
+
+def new_state(source: Source, context: RolloutContext, ledger: Ledger | None, instruments: Instruments) -> EngineState:
+    """Return the state of an engine that has not started."""
+    settings, wake, running = context.settings, context.gate.wake, RunningAttempts(context.gate.wake.consumers)
+    failure = EngineFailure(wake)
+    return EngineState(
+        context=context,
+        source=source,
+        wake=wake,
+        failure=failure,
+        ledger=LedgerWriter(ledger, failure),
+        instruments=instruments,
+        budget=FailureBudget(settings.failure_budget),
+        book=Book(on_change=wake.notify),
+        ready=ReadyBuffer(settings.max_ready, wake),
+        slots=Slots(settings.max_running, wake.admission),
+        running=running,
+        staleness=StalenessPolicy(settings.staleness, context.gate, running),
+        evaluation_slots=Slots(settings.max_running, Condition()),
+        servers_before=context.servers.statistics(),
+    )

@@ -16,7 +16,6 @@ import logging
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from functools import partial
 from typing import final
 
 import attrs
@@ -25,13 +24,8 @@ import trio
 from .._core.checks import is_whole
 from .._core.enums import Cause, PauseMode
 from .._core.events import VersionChanged
-from .._util.condition import Condition
 from ..errors import ServerError
-from ._context import RolloutContext
-from ._instruments import Instruments
-from ._running import RunningAttempts
-from ._staleness import StalenessPolicy
-from ._state import EngineFailure, LedgerWriter
+from ._state import EngineState
 
 _LOGGER = logging.getLogger("trio_rollout")
 _PARKED_S = 1.0
@@ -59,19 +53,15 @@ class WeightUpdate:
 
 
 @final
-@attrs.define(eq=False, repr=False, kw_only=True)
+@attrs.define(eq=False, repr=False)
 class Weights:
-    """Opens windows, one at a time, and knows whether the current task is inside one."""
+    """Opens windows, one at a time, and knows if the current task is inside one.
 
-    context: RolloutContext
-    live: RunningAttempts
-    evaluations: RunningAttempts
-    record: LedgerWriter
-    fate: EngineFailure
-    changed: Condition
-    freshness: StalenessPolicy
-    instruments: Instruments
-    may_repeat: bool = False
+    ``may_repeat``: the next version may be one that is not above the current one, because the trainer went back.
+    """
+
+    state: EngineState
+    may_repeat: bool = attrs.field(default=False, init=False)
     _open: WeightUpdate | None = attrs.field(default=None, init=False)
     _around: ContextVar[WeightUpdate | None] = attrs.field(
         factory=lambda: ContextVar("weight update", default=None), init=False
@@ -84,9 +74,9 @@ class Weights:
     @asynccontextmanager
     async def update(self, version: int, mode: PauseMode) -> AsyncGenerator[WeightUpdate]:
         """The window; see ``RolloutEngine.weight_update``."""
-        self.fate.check()
+        self.state.failure.check()
         self._check(version, mode)
-        gate, window = self.context.gate, WeightUpdate(version=version, mode=mode)
+        gate, window = self.state.context.gate, WeightUpdate(version=version, mode=mode)
         self._open = window
         outside = self._around.set(window)
         try:
@@ -103,10 +93,10 @@ class Weights:
         finally:
             self._around.reset(outside)
             self._open = None
-        self.instruments.emit("weights.updated", version=version, mode=mode, seconds=dict(window.seconds))
+        self.state.instruments.emit("weights.updated", version=version, mode=mode, seconds=dict(window.seconds))
 
     def _check(self, version: int, mode: PauseMode) -> None:
-        current = self.context.gate.version
+        current = self.state.context.gate.version
         if self._open is not None:
             raise trio.BusyResourceError(f"weight_update(version={version}): another weight update is under way")
         if not is_whole(version) or mode not in set(PauseMode):
@@ -116,83 +106,83 @@ class Weights:
 
     async def _pause(self, window: WeightUpdate) -> None:
         why = f"weight update to version {window.version}"
-        if len(self.evaluations) and window.mode is not PauseMode.ABORT:
-            self.evaluations.cancel_sampling(Cause.WEIGHT_UPDATE, why)  # before the pause: their aborts must arrive
-            with trio.move_on_after(self.context.settings.deadlines.abort):
-                await self.evaluations.changed.wait_until(lambda: not len(self.evaluations))
+        evaluations = self.state.evaluations
+        if len(evaluations) and window.mode is not PauseMode.ABORT:
+            evaluations.cancel_sampling(Cause.WEIGHT_UPDATE, why)  # before the pause: their aborts must arrive
+            with trio.move_on_after(self.state.context.settings.deadlines.abort):
+                await evaluations.until_none()
         with window.timed("pause"):
-            await self.context.servers.pause(window.mode)
+            await self.state.context.servers.pause(window.mode)
         if window.mode is PauseMode.ABORT:
             with window.timed("quiet"):
                 await self._await_calls(why)
 
     async def _await_calls(self, why: str) -> None:
-        gate, settings = self.context.gate, self.context.settings
+        gate, settings = self.state.context.gate, self.state.context.settings
         with trio.move_on_after(settings.deadlines.abort):
             await self._until_none_comes_back()
-        self.evaluations.cancel_sampling(Cause.WEIGHT_UPDATE, why)
+        self.state.evaluations.cancel_sampling(Cause.WEIGHT_UPDATE, why)
         if settings.partial:
             gate.interrupt_calls()
         else:
-            self.live.cancel_sampling(Cause.WEIGHT_UPDATE, why)
+            self.state.running.cancel_sampling(Cause.WEIGHT_UPDATE, why)
         # What was given up closes its connection at once, because its server is paused; its abort is a debt.
         with trio.move_on_after(settings.deadlines.abort):
-            await gate.changed.wait_until(lambda: not gate.calls)
+            await gate.until_fewer_calls(than=1)
 
     async def _until_none_comes_back(self) -> None:
-        gate = self.context.gate
+        gate = self.state.context.gate
         while left := gate.calls:
             with trio.move_on_after(_PARKED_S) as patience:
-                await gate.changed.wait_until(partial(gate.has_fewer_calls, left))
+                await gate.until_fewer_calls(than=left)
             if patience.cancelled_caught:
                 return
 
     async def _confirm(self, version: int) -> None:
-        named = await self.context.servers.versions()
+        named = await self.state.context.servers.versions()
         wrong = {url: other for url, other in named.items() if other not in {None, version}}
         if wrong:
             raise ServerError(
                 f"weight_update(version={version}): after the body, servers name other versions: {wrong}; "
-                f"the engine stays at version {self.context.gate.version}"
+                f"the engine stays at version {self.state.context.gate.version}"
             )
         if not named:
             _LOGGER.error("no server answers; weight version %d is taken at the trainer's word", version)
         elif all(other is None for other in named.values()):
             _LOGGER.warning("no server names a weight version; %d is taken at the trainer's word", version)
-        self.context.servers.require_version(version)
+        self.state.context.servers.require_version(version)
         await self._adopt(version)
         self.may_repeat = False
 
     async def note(self, version: int) -> None:
         """The version changed without a window; see ``RolloutEngine.note_weight_version``."""
-        self.fate.check()
+        self.state.failure.check()
         if self._open is not None:
             raise trio.BusyResourceError(f"note_weight_version({version}): a weight update is under way")
         if not is_whole(version):
             raise TypeError(f"note_weight_version: a whole number wanted, got {version!r}")
-        if version != self.context.gate.version:
-            self.context.servers.require_version(version)
+        if version != self.state.context.gate.version:
+            self.state.context.servers.require_version(version)
             await self._adopt(version)
-            self.changed.notify()
-            self.instruments.emit("weights.noted", version=version)
+            self.state.instruments.emit("weights.noted", version=version)
 
     async def _adopt(self, version: int) -> None:
-        await self.record.write(VersionChanged(version=version))
-        self.context.gate.version = version
-        self.freshness.note_new_version()
-        for attempt in self.live.all():
-            if self.freshness.is_too_old_at(attempt.begun):
+        await self.state.ledger.write(VersionChanged(version=version))
+        staleness = self.state.staleness
+        staleness.note_new_version()
+        self.state.context.gate.adopt(version)
+        for attempt in self.state.running:
+            if staleness.is_too_old_at(attempt.begun):
                 attempt.cancel(Cause.STALE, f"began under version {attempt.begun}, the weights are at {version}")
 
     async def _reopen(self, window: WeightUpdate) -> None:
-        with window.timed("resume"), trio.move_on_after(self.context.settings.deadlines.control) as limit:
+        with window.timed("resume"), trio.move_on_after(self.state.context.settings.deadlines.control) as limit:
             try:
-                await self.context.servers.resume()
+                await self.state.context.servers.resume()
             except ServerError as error:
                 _LOGGER.error("after the weight update to %d: %s", window.version, error)  # noqa: TRY400  says it all
-                self.instruments.emit("servers.stayed_paused", error=str(error))
+                self.state.instruments.emit("servers.stayed_paused", error=str(error))
         if limit.cancelled_caught:
             _LOGGER.error("after the weight update to %d: servers were not resumed in time", window.version)
         with window.timed("open"):
-            await self.context.gate.open()
-        self.changed.notify()
+            await self.state.context.gate.open()

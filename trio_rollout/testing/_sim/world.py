@@ -192,8 +192,8 @@ class SimWorld:
 
 
 def _require_conserved(engine: RolloutEngine) -> None:
-    parts = engine._parts  # not statistics(): that counts connections too, and this is asked before every step
-    if parts.book.pulled != sum(parts.book.counts.values()) or not 0 <= parts.slots.in_use <= parts.slots.total:
+    state = engine._state  # not statistics(): that counts connections too, and this is asked before every step
+    if state.book.pulled != sum(state.book.counts.values()) or not 0 <= state.slots.in_use <= state.slots.total:
         raise AssertionError(f"a group is in no state or in two, or slots are lost: {engine.statistics()}")
 
 
