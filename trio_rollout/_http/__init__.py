@@ -1,8 +1,11 @@
-"""The hot path: one HTTP/1.1 POST and its answer over a keep-alive connection, with nothing in between.
+"""HTTP/1.1: a client half, which is the hot path, and a server half.
 
-Read in this order: ``_address`` (what a URL means), ``_connection`` (the port of five calls), ``_sockets`` and ``_tls``
-(its production versions), ``_reader`` (bytes to answer, no I/O), ``_exchange`` (one request and its answer), ``_pool`` (idle
-connections), ``_httpx`` (the same connections under an ``httpx`` client).
+The client, in the order to read it: ``address`` (a URL taken apart), ``connection`` (the port of five calls), ``sockets`` (the
+port over real sockets and TLS), ``reader`` (bytes in, one answer out; no I/O), ``exchange`` (one request and its answer),
+``pool`` (idle connections), ``httpx_transport`` (the same connections under an ``httpx`` client).
+
+The server: ``server_reader`` (bytes in, requests out; no I/O), ``answer`` (answers as bytes), ``server`` (one connection).
+It is imported from its modules: the engine has no need of it.
 """
 
 from .address import Address as Address
@@ -22,4 +25,4 @@ from .httpx_transport import library_of as library_of
 from .httpx_transport import limits_of as limits_of
 from .pool import Pool as Pool
 from .reader import Response as Response
-from .tls import socket_connector as socket_connector
+from .sockets import socket_connector as socket_connector

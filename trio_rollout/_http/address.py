@@ -1,4 +1,4 @@
-"""Where a server is: a URL taken apart, once."""
+"""A server's address: its URL, taken apart once."""
 
 import urllib.parse
 
@@ -35,10 +35,10 @@ def _refuse(url: str, why: str) -> SettingsError:
 
 
 def parse_url(url: str) -> Address:
-    """Take a server's URL apart.
+    """Parse a server's URL.
 
     Raises:
-      SettingsError: it is none of ``http://``, ``https://`` and ``unix:/path``, or has a user, a query or a fragment.
+      SettingsError: the URL is not ``http://``, ``https://`` or ``unix:/path``, or has a user, a query or a fragment.
 
     """
     try:
@@ -54,7 +54,7 @@ def parse_url(url: str) -> Address:
             raise _refuse(url, "a unix socket needs an absolute path")
         return Address(url=f"unix:{path}", tls=False, host="localhost", port=80, unix_path=path, prefix="")
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise _refuse(url, "no scheme and host in it")
+        raise _refuse(url, "it has no scheme or no host")
     if not (parts.netloc + parts.path).isascii() or any(char.isspace() for char in parts.netloc + parts.path):
         raise _refuse(url, "only ASCII without spaces can be sent")
     tls = parts.scheme == "https"

@@ -1,8 +1,8 @@
-"""How the hot path sees a connection: a port of five calls, and what can go wrong with it.
+"""A connection as the hot path sees it: a port of five calls, and the errors of an exchange.
 
-Production puts sockets behind it, a simulation puts memory. Waiting and doing are apart on purpose: the two ``*_now`` calls
-never wait, and only the two ``wait_*`` calls are checkpoints. So every cancellation comes while no byte is in flight between
-the two sides of the port, and an exchange can be read on after it was cancelled.
+Production puts sockets behind the port, a simulation puts memory there. Doing and waiting are kept apart: the two ``*_now``
+calls never wait, and only the two ``wait_*`` calls are checkpoints. A cancellation therefore arrives while no byte is in
+transit through the port, and an exchange can be read on after it was cancelled.
 """
 
 from collections.abc import Awaitable, Callable
@@ -15,15 +15,25 @@ class Connection(Protocol):
     """One byte stream to a server. Used by one task at a time."""
 
     def send_now(self, data: bytes | memoryview, /) -> int:
-        """Bytes taken without waiting; 0 if none can be taken now. Raises OSError if the connection is broken."""
+        """Send without waiting and return the number of bytes taken; 0 if none can be taken now.
+
+        Raises:
+          OSError: the connection is broken.
+
+        """
         ...
 
     def recv_into_now(self, buffer: bytearray | memoryview, /) -> int | None:
-        """Bytes put into ``buffer``; 0 at the end of the stream, None if there is nothing yet. Raises OSError if broken."""
+        """Receive into ``buffer`` and return the number of bytes; 0 at the end of the stream, None if there is nothing yet.
+
+        Raises:
+          OSError: the connection is broken.
+
+        """
         ...
 
     def wait_readable(self) -> Awaitable[None]:
-        """Wait until ``recv_into_now`` would not return None (level-triggered: at once if that is so already)."""
+        """Wait until ``recv_into_now`` would not return None. Level-triggered: returns at once if that holds already."""
         ...
 
     def wait_writable(self) -> Awaitable[None]:
@@ -31,21 +41,21 @@ class Connection(Protocol):
         ...
 
     def close(self) -> None:
-        """Close it; closing twice does nothing."""
+        """Close the connection; closing twice does nothing."""
         ...
 
 
 Connector: TypeAlias = Callable[[Address], Awaitable[Connection]]
-"""Opens a connection. Raises OSError if it can't; failed or cancelled, it leaves nothing open."""
+"""Opens a connection, or raises OSError. Failed or cancelled, it leaves nothing open."""
 
 
 class NotConnected(Exception):
-    """No connection could be opened, so nothing of the request has been sent."""
+    """No connection could be opened, so no byte of the request has been sent."""
 
     def __init__(self, message: str, *, ours: bool = False) -> None:
         super().__init__(message)
         self.ours = ours
-        """The reason lies on this machine (no more file descriptors, ports or memory), not with the server."""
+        """True if the reason lies on this machine (no file descriptors, ports or memory left), not with the server."""
 
 
 class ConnectionBroken(Exception):
@@ -54,8 +64,8 @@ class ConnectionBroken(Exception):
     def __init__(self, message: str, *, answered: bool) -> None:
         super().__init__(message)
         self.answered = answered
-        """At least one byte of the answer had come."""
+        """True if at least one byte of the answer had arrived."""
 
 
 class BadResponse(Exception):
-    """What came is no HTTP answer, is longer than announced, or is in an encoding that was not asked for."""
+    """The server sent something that is not an HTTP answer, is longer than announced, or has an encoding not asked for."""

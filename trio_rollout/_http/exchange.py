@@ -1,4 +1,25 @@
-"""One request and its answer on one connection. Cancelled while it waits for the answer, it can be read on."""
+"""One request and its answer on one connection. Cancelled while it waits for the answer, the exchange can be read on.
+
+The exchange that reads on (docs/decisions/0012-what-leaving-a-request-costs.md)
+
+A rollout that is cancelled in the middle of a request must not simply close its socket. SGLang notices a closed socket only
+after 3 to 4 seconds, and samples on until then; and the tokens it has sampled are lost, although they may be trained on. So
+the client sends an abort *on another connection*, and reads on here: SGLang answers the aborted request with what it has.
+
+This works only if a cancellation leaves the exchange where it was. Three things see to that:
+
+- The only checkpoints are ``wait_readable`` and ``wait_writable``. A cancellation arrives there, before a byte is taken, and
+  never between taking bytes from the connection and giving them to the reader. ``receive`` may be called again at any time.
+- The reader is a state machine that owns what was received (``reader``). No frame of a coroutine that was cancelled holds a
+  part of the answer.
+- Leaving the block is what gives up the connection, not the cancellation. The wrap-up runs inside the block, shielded and
+  bounded (``sglang._cancellation``): it aborts, reads on, and leaves. The connection then goes back to the pool if the answer
+  was complete, and is closed if not, so that the rest of an answer never meets the next request.
+
+Two races have rules. If the answer is already complete in the socket when the cancellation arrives, ``receive`` returns it:
+a deadline that passed during a stall of the loop must not throw away an answer that came in time. If the cancellation
+arrives during ``send``, there is nothing to read on: the server has at most a part of the request, and the connection closes.
+"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, final
@@ -16,8 +37,8 @@ if TYPE_CHECKING:
 
 
 def post_head(address: Address, path: str, *, headers: tuple[tuple[str, str], ...] = ()) -> bytes:
-    """The head of every POST to ``path``, up to the value of its content-length."""
-    # No accept-encoding: nothing compressed is wanted, and an answer that is compressed anyway is refused.
+    """Return the head of every POST to ``path``, up to the value of its content-length."""
+    # No accept-encoding: a compressed answer is not wanted, and is refused if it comes anyway.
     lines = [
         f"POST {address.prefix}{path} HTTP/1.1",
         f"host: {address.host_header}",
@@ -29,16 +50,16 @@ def post_head(address: Address, path: str, *, headers: tuple[tuple[str, str], ..
 
 
 def post_request(head: bytes, body: bytes) -> bytes:
-    """A whole POST request, to be sent in one piece."""
+    """Return a whole POST request, to be sent in one piece."""
     return b"%b%d\r\n\r\n%b" % (head, len(body), body)
 
 
 @final
 class Exchange:
-    """A connection taken from a pool for one request. As a context manager: leaving gives it back, or closes it.
+    """A connection taken from a pool for one request, as a context manager.
 
-    The connection goes back only if the answer was read to its end and the server keeps it open; in every other case it is
-    closed, so a cancelled or failed exchange can't poison the next one.
+    Leaving the block gives the connection back if the answer was read to its end and the server keeps the connection open;
+    in every other case the connection is closed, so that a cancelled or failed exchange cannot poison the next one.
     """
 
     _rest: memoryview
@@ -49,9 +70,9 @@ class Exchange:
         self._reader = ResponseReader(scratch)
         self._failure: ConnectionBroken | BadResponse | None = None
         self.reused = reused
-        """The connection has carried an exchange before: the server may have closed it meanwhile."""
+        """True if the connection has carried an exchange before: the server may have closed it meanwhile."""
         self.sent = False
-        """The whole request has gone out."""
+        """True once the whole request has gone out."""
         self._touched = False
         self._closed = False
 
@@ -74,12 +95,12 @@ class Exchange:
         return self._reader.observed
 
     def end(self) -> None:
-        """Give the connection back, or close it: what leaving the block does, for an exchange that has no block."""
+        """Give the connection back or close it, as leaving the block does; for an exchange that is not used as a block."""
         response = self._reader.response
         self._end(reusable=self.sent and response.reusable if response else not self._touched)
 
     def close(self) -> None:
-        """Close the connection now, whatever was read."""
+        """Close the connection now, even if the answer was read."""
         self._end(reusable=False)
 
     def _end(self, *, reusable: bool) -> None:
@@ -88,16 +109,17 @@ class Exchange:
             self._pool.give_back(self._connection, reusable=reusable)
 
     def observe(self, content_type: str, observer: Callable[[bytes], None]) -> None:
-        """Hand the body of a successful answer of this type to ``observer`` as it comes, in place of collecting it.
+        """Hand the body of a 200 answer of this content type to ``observer`` as it arrives, in place of collecting it.
 
-        Bodies of announced length are collected all the same.
+        A body of announced length is collected all the same.
         """
         self._reader.observe(content_type.encode("latin-1"), observer)
 
     async def send(self, request: bytes) -> None:
-        """Send the request. Waits only while the connection takes no more bytes.
+        """Send the request.
 
-        Cancelled, ``sent`` is False: the server has at most a part of the request, and the exchange is useless.
+        Blocks only while the connection takes no more bytes. Cancelled, ``sent`` is False: the server has at most a part of
+        the request, and the exchange cannot be read on.
 
         Raises:
           ConnectionBroken: the connection ended, and the server had not answered before.
@@ -107,7 +129,7 @@ class Exchange:
             await self.send_rest()
 
     def send_now(self, request: bytes) -> bool:
-        """Send what can be sent without waiting; whether that was all. Raises as ``send`` does."""
+        """Send what can be sent without waiting, and return True if that was all. Raises as ``send`` does."""
         self._touched = True
         done = self._send_now(request)
         self.sent = done >= len(request)
@@ -116,7 +138,7 @@ class Exchange:
         return self.sent
 
     async def send_rest(self) -> None:
-        """Send what ``send_now`` could not, unless the server answers before. Blocks and raises as ``send`` does."""
+        """Send what ``send_now`` could not send, unless the server answers before. Blocks and raises as ``send`` does."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_for_an_answer, nursery.cancel_scope)
             while len(self._rest) and self._failure is None:
@@ -124,14 +146,14 @@ class Exchange:
                 try:
                     self._rest = self._rest[self._send_now(self._rest) :]
                 except ConnectionBroken as error:
-                    self._failure = error  # out of the nursery it would come in a group
+                    self._failure = error  # raised here, it would leave the nursery in a group
             nursery.cancel_scope.cancel(reason="sent")
         if self._failure is not None:
             raise self._failure
         self.sent = not len(self._rest)
 
     async def _watch_for_an_answer(self, sending: trio.CancelScope) -> None:
-        """A server that refuses a request for its size may read no more of it."""
+        """Stop sending when the server answers: one that refuses a request for its size reads no more of it."""
         while self._failure is None and self._reader.response is None:
             await self._connection.wait_readable()
             self._receive_now()
@@ -140,12 +162,12 @@ class Exchange:
     async def receive(self) -> Response:
         """Wait for the whole answer.
 
-        An answer that is complete in the connection when a cancellation arrives is returned: a stall of the loop must not
-        turn it into a timeout. Otherwise, cancelled, nothing is lost: another call reads on.
+        Cancelled while the answer is already complete in the connection, it is returned all the same. Otherwise, cancelled,
+        nothing is lost: another call reads on.
 
         Raises:
           ConnectionBroken: the connection ended before the answer was complete.
-          BadResponse: what came is no answer.
+          BadResponse: the server sent something that is not an answer.
 
         """
         response = self._reader.response
@@ -154,7 +176,7 @@ class Exchange:
                 raise self._failure
             try:
                 await self._connection.wait_readable()
-            except trio.Cancelled:  # noqa: ASYNC103  if the answer is there, the caller's next checkpoint raises it
+            except trio.Cancelled:  # noqa: ASYNC103  with a complete answer, the caller's next checkpoint raises it
                 response = self._receive_now()
                 if response is None:
                     raise
@@ -163,9 +185,9 @@ class Exchange:
         return response
 
     async def receive_some(self) -> None:
-        """Wait for the next piece of an answer that is observed, or for its end.
+        """Wait for the next piece of an observed answer, or for its end.
 
-        Cancelled, nothing is lost. Raises as ``receive`` does, at once if the connection had ended before.
+        Cancelled, nothing is lost. Raises as ``receive`` does; at once, if the connection has already failed.
         """
         if self._failure is None:
             await self._connection.wait_readable()
@@ -184,7 +206,7 @@ class Exchange:
             raise ConnectionBroken(f"the connection broke while sending: {error}", answered=answered) from error
 
     def _receive_now(self) -> Response | None:
-        """Take everything that is there; the answer if it is complete. A failure is kept for the next ``receive``."""
+        """Receive everything that has arrived, and return the answer if it is complete. The next ``receive`` raises a failure."""
         reader, connection = self._reader, self._connection
         try:
             while reader.response is None:

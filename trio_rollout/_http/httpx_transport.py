@@ -1,7 +1,8 @@
 """The pool's connections under an ``httpx`` client: for control calls, and for libraries that want such a client.
 
-A stream of events is handed on as it comes. Every other answer is read whole before it is returned, so nobody can leave it
-half read in the pool. Answers and errors are of the library that the request is of: ``httpx``, or ``httpx2``, into which OpenAI's and Anthropic's clients have moved.
+A stream of events is handed on as it arrives. Every other answer is read whole before it is returned, so that no caller can
+leave one half read in the pool. Answers and errors belong to the library that the request belongs to: ``httpx``, or ``httpx2``,
+into which the clients of OpenAI and Anthropic have moved.
 """
 
 import math
@@ -24,12 +25,12 @@ _HOP_BY_HOP = frozenset({b"transfer-encoding", b"accept-encoding", b"connection"
 
 
 def library_of(request: httpx.Request) -> Any:
-    """The module that this request is of; its answer and its errors must be of the same."""
+    """Return the library of a request, as a module; its answer and its errors must come from the same one."""
     return sys.modules[type(request).__module__.partition(".")[0]]
 
 
 def limits_of(request: httpx.Request) -> Mapping[str, float | None]:
-    """The client's timeouts, by the names that httpx gives them."""
+    """Return the client's timeouts, by the names that httpx gives them."""
     limits: Mapping[str, float | None] = request.extensions.get("timeout", {})
     return limits
 
@@ -43,7 +44,7 @@ def _encode(request: httpx.Request, host: str, prefix: str, body: bytes) -> byte
 
 
 def _nothing() -> None:
-    """For those who need not know when a connection is not used any more."""
+    """Do nothing: the default of ``ended``."""
 
 
 def _read_limit(request: httpx.Request) -> float:
@@ -81,13 +82,13 @@ async def carry(
 ) -> httpx.Response:
     """Send one request over a pool's connections; ``prefix`` goes in front of its path.
 
-    Blocks until the whole answer is there, or the head of a stream of events, at most the client's read timeout; cancelled,
-    the connection is closed. A reused connection that ends before the first byte of the answer is replaced once. ``ended``
-    is called once, when the connection is not used any more. ``may_send`` is awaited with the connection in hand: whatever it
-    waits for holds when the request is sent.
+    Blocks until the whole answer, or the head of a stream of events, has arrived, at most the client's read timeout.
+    Cancelled, the connection is closed. A reused connection that ends before the first byte of the answer is replaced once.
+    ``ended`` is called once, when the connection is no longer used. ``may_send`` is awaited when the connection is open: the
+    condition that it waits for holds when the request is sent.
 
     Raises:
-      ConnectError, ReadError, RemoteProtocolError, ReadTimeout: of the request's library, as its own transport would.
+      ConnectError, ReadError, RemoteProtocolError, ReadTimeout: of the request's library, as its transport would raise.
 
     """
     answer: httpx.Response | None = None
@@ -115,7 +116,7 @@ async def _once(
     *,
     fresh: bool,
 ) -> httpx.Response | None:
-    """One try; None if a reused connection had been closed by the server meanwhile."""
+    """Try once; None if the server had closed a reused connection meanwhile."""
     exchange, events = await pool.take(fresh=fresh), deque[bytes]()
     streams = False
     try:
@@ -158,7 +159,7 @@ def _streamed(
 
 
 class EventStream:
-    """The body of a stream of events, as it comes. Closed before its end, and when reading fails, it closes the connection."""
+    """The body of a stream of events, as it arrives. Closed before its end, or when reading fails, it closes the connection."""
 
     def __init__(
         self, request: httpx.Request, exchange: Exchange, events: deque[bytes], ended: Callable[[], None]
@@ -172,7 +173,7 @@ class EventStream:
         return self
 
     async def __anext__(self) -> bytes:
-        """The next piece; each has the client's read timeout."""
+        """Return the next piece; each has the client's read timeout."""
         while not self._events:
             if self._ended is None or self._exchange.response is not None:
                 self._close()
@@ -198,13 +199,13 @@ class EventStream:
             ended()
 
     async def aclose(self) -> None:
-        """Give the connection back if the stream was read to its end, else close it."""
+        """Give the connection back if the stream was read to its end; otherwise close the connection."""
         self._close()
 
 
 @final
 class PoolTransport(httpx.AsyncBaseTransport):
-    """An ``httpx`` transport over one ``Pool``, which it owns: all its requests go there."""
+    """An ``httpx`` transport over one ``Pool``, which it owns."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool

@@ -1,7 +1,7 @@
-"""Idle connections to one server, last in, first out: O(1) whatever their number.
+"""The connections to one server: idle ones are reused, last in, first out, in O(1).
 
-No limit on the connections in use and no queue: the engine's slots bound them. The last one used is taken first, so the
-surplus of a burst ages at the other end, where it is closed.
+There is no limit on the connections in use and no queue: the engine's slots bound them. The connection used last is taken
+first, so that the surplus of a burst ages at the other end, where it is closed.
 """
 
 import errno
@@ -15,13 +15,13 @@ from .connection import Connection, Connector, NotConnected
 from .exchange import Exchange
 from .reader import SCRATCH_SIZE
 
-# Failures of connect() that say nothing about the server.
+# Errors of connect() that are this machine's.
 _OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 
 @final
 class Pool:
-    """Connections to one server. ``connections`` counts the open ones, idle or in use."""
+    """The connections to one server. ``connections`` counts the open ones, idle or in use."""
 
     def __init__(self, address: Address, connect: Connector, *, max_idle: int, idle_s: float, connect_s: float) -> None:
         self.address = address
@@ -38,9 +38,9 @@ class Pool:
         return f"<Pool {self.address.url}: {self.connections} open, {len(self._idle)} idle>"
 
     async def take(self, *, fresh: bool = False) -> Exchange:
-        """A connection for one exchange: an idle one if any is alive, else (or with ``fresh``) a new one.
+        """Return a connection for one exchange: an idle one if any is alive, else (or with ``fresh``) a new one.
 
-        Blocks only for a new connection, at most the connect limit. Cancelled, nothing stays open.
+        Blocks only for a new connection, at most ``connect_s``. Cancelled, nothing stays open.
 
         Raises:
           NotConnected: no connection could be opened.
@@ -50,26 +50,26 @@ class Pool:
         return idle if idle is not None else await self.open()
 
     def take_idle(self) -> Exchange | None:
-        """An idle connection for one exchange, if any is alive."""
+        """Return an idle connection for one exchange, or None if none is alive."""
         if not self._idle:
             return None
         oldest = trio.current_time() - self._idle_s
         while self._idle:
             connection, since = self._idle.pop()
-            # Too old means that the server is about to close it: better a new one than that race.
+            # The server is about to close one that is too old; a new one avoids that race.
             if since >= oldest and self._alive(connection):
                 return Exchange(self, connection, self._scratch, reused=True)
             self._drop(connection)
         return None
 
     async def open(self) -> Exchange:
-        """A new connection for one exchange; blocks and raises as ``take`` does."""
+        """Return a new connection for one exchange; blocks and raises as ``take`` does."""
         if self._closed:
-            raise RuntimeError(f"the connections to {self.address.url} are closed: its servers were left")
+            raise RuntimeError(f"the connections to {self.address.url} are closed: open_sglang_servers has been left")
         return Exchange(self, await self._open(), self._scratch, reused=False)
 
     def give_back(self, connection: Connection, *, reusable: bool) -> None:
-        """Take back a connection that an exchange is finished with; closed unless ``reusable``."""
+        """Take back a connection from an exchange that has ended; close it unless ``reusable``."""
         if not reusable or self._closed:
             self._drop(connection)
             return
@@ -79,7 +79,7 @@ class Pool:
             self._drop(self._idle.popleft()[0])
 
     def close(self) -> None:
-        """Close what is idle now, and everything else when it is given back."""
+        """Close the idle connections now, and the others when they are given back."""
         self._closed = True
         while self._idle:
             self._drop(self._idle.pop()[0])
@@ -89,7 +89,7 @@ class Pool:
         connection.close()
 
     def _alive(self, connection: Connection) -> bool:
-        """An idle connection must have nothing to read: data or its end both make it useless."""
+        """Return True if an idle connection has nothing to read: data, or its end, makes it useless."""
         try:
             return connection.recv_into_now(self._scratch) is None
         except OSError:

@@ -1,10 +1,10 @@
 """Bytes in, one HTTP/1.1 answer out: a state machine without I/O.
 
-Feed it by receiving into ``buffer()`` and saying how much came with ``received(count)``; 0 is the end of the stream. httptools
-parses the head. A body of announced length is received straight into its own buffer, one byte larger than announced, so that
-a body that is too long is noticed without another call. Chunked bodies go through the parser.
+Receive into ``buffer()`` and report the number of bytes with ``received(count)``; 0 is the end of the stream. httptools
+parses the head. A body of announced length is received straight into a buffer of one byte more than announced, so that a body
+that is too long is noticed without another call. Chunked bodies go through the parser.
 
-Invariant: ``done`` only if the answer is whole by its own framing and nothing follows it.
+Invariant: ``response`` is set only if the answer is complete by its own framing and nothing follows it.
 """
 
 import enum
@@ -17,9 +17,9 @@ import httptools
 
 from .connection import BadResponse, ConnectionBroken
 
-# uvicorn's and nginx's answers have heads below 1 kB; a head beyond this is an attack or a confusion.
+# Heads of uvicorn and nginx are below 1 kB; a head beyond this is an attack or a mistake.
 HEAD_LIMIT: Final = 65536
-# The largest answers carry routed experts for a long context: tens of MB. Above this a length is taken for garbage.
+# The largest answers carry the routed experts of a long context: tens of MB. A length above this is taken for damage.
 BODY_LIMIT: Final = 1 << 30
 SCRATCH_SIZE: Final = 65536
 
@@ -36,10 +36,10 @@ class Response:
     headers: list[tuple[bytes, bytes]]
     body: bytes | memoryview
     reusable: bool
-    """The connection may carry another exchange."""
+    """True if the connection may carry another exchange."""
 
     def header(self, name: bytes) -> str | None:
-        """Value of the first header of this (lower case) name."""
+        """Return the value of the first header of this (lower case) name, or None."""
         for key, value in self.headers:
             if key == name:
                 return value.decode("latin-1")
@@ -51,7 +51,7 @@ Head: TypeAlias = tuple[int, list[tuple[bytes, bytes]]]
 
 
 def _says(value: bytes, word: bytes, *, alone: bool = False) -> bool:
-    """Whether a header's comma-separated value has this word, or is nothing else."""
+    """Return True if a header's comma-separated value contains this word, or with ``alone`` is nothing else."""
     words = [item.strip() for item in value.lower().split(b",")]
     return words == [word] if alone else word in words
 
@@ -71,7 +71,7 @@ class _State(enum.Enum):
 
 @final
 class _Head:
-    """Headers with names in lower case, as the parser finds them: the only thing wanted of most answers."""
+    """Collects the headers, with names in lower case: most answers need nothing else of the parser."""
 
     __slots__ = ("headers",)
 
@@ -84,7 +84,7 @@ class _Head:
 
 @final
 class _Sink:
-    """What the parser tells about a message whose body goes through it; its headers are known already."""
+    """Collects the body of a message that goes through the parser; its headers are known already."""
 
     __slots__ = ("begun", "chunks", "complete", "on_body")
 
@@ -116,7 +116,7 @@ class ResponseReader:
     _status: int
 
     def __init__(self, scratch: memoryview) -> None:
-        # Only what every answer needs: the rest is set by the state that uses it.
+        # Only what every answer needs: the other attributes are set by the state that uses them.
         self._scratch = scratch
         self._state = _State.HEAD
         self._pending = b""
@@ -127,15 +127,15 @@ class ResponseReader:
         """Status and headers of an answer whose body goes to the observer, once they are known."""
 
     def buffer(self) -> memoryview:
-        """Where to put what is received next; never empty."""
+        """Return the buffer to receive into next; never empty."""
         return self._body[self._got :] if self._state is _State.EXACT else self._scratch
 
     def received(self, count: int) -> None:
-        """Take ``count`` bytes that were put into ``buffer()``; 0: the stream has ended.
+        """Take ``count`` bytes that were received into ``buffer()``; 0: the stream has ended.
 
         Raises:
           ConnectionBroken: the stream ended before the answer did.
-          BadResponse: this is no answer, or more than one.
+          BadResponse: the bytes are not an answer, or more than one.
 
         """
         if self.response is not None:
@@ -153,7 +153,7 @@ class ResponseReader:
             self._feed_body(self._scratch[:count])
 
     def observe(self, content_type: bytes, observer: Callable[[bytes], None]) -> None:
-        """Hand on the body of a 200 answer of this type as it comes, if it has no announced length."""
+        """Hand the body of a 200 answer of this content type to ``observer``, if it has no announced length."""
         self._observed, self._observer = content_type, observer
 
     def _ended(self) -> None:
@@ -190,7 +190,7 @@ class ResponseReader:
                 break
             if self._status == HTTPStatus.SWITCHING_PROTOCOLS:
                 raise BadResponse("the server answered 101 Switching Protocols, which was not asked for")
-            # 100 Continue and its like: the answer is still to come
+            # 100 Continue and the like: the answer is still to come
         self._headers = found.headers
         self._keep_alive = parser.get_http_version() == "1.1"
         self._begin_body(head, pending)
@@ -219,7 +219,7 @@ class ResponseReader:
         self._got = len(rest)
 
     def _begin_parsed(self, head: bytes, *, chunked: bool) -> None:
-        """Let a parser of its own, which knows the head, see the body."""
+        """Parse the body with another parser, which is told the head first."""
         self._state = _State.PARSED if chunked else _State.UNTIL_EOF
         observed = self._observer is not None and self._status == HTTPStatus.OK and self._is_observed()
         self._sink = _Sink(self._observer if observed else None)
@@ -232,7 +232,7 @@ class ResponseReader:
         return any(name == b"content-type" and value.startswith(self._observed) for name, value in self._headers)
 
     def _framing(self) -> tuple[int | None, bool]:
-        """Announced length, and whether the body is chunked; llhttp has refused contradictions and duplicates."""
+        """Return the announced length, and True if the body is chunked; httptools has refused contradictions and duplicates."""
         length: int | None = None
         chunked = False
         for name, value in self._headers:

@@ -153,7 +153,7 @@ class _Parts:
             self.refuse(f"a head of more than {self._head_limit} bytes", HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
     def refuse(self, message: str, status: HTTPStatus) -> NoReturn:
-        """Raise BadRequest. httptools stops at it and raises an error of its own, so it is kept as well."""
+        """Raise BadRequest. httptools replaces it by another error, so that it is kept too."""
         self.refusal = BadRequest(message, status=status)
         raise self.refusal
 

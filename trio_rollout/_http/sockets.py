@@ -1,14 +1,16 @@
-"""Non-blocking stdlib sockets behind the port of five calls.
+"""Production connections: non-blocking stdlib sockets, and TLS over them, behind the port of five calls.
 
-Not trio's SocketStream: that costs a lock, a conflict detector and a checkpoint per call, and it can't say "nothing yet".
-
-A tunnel through an HTTP proxy (CONNECT): what comes out is a socket like any other, for http and https alike.
+Not Trio's SocketStream: that costs a lock, a conflict detector and a checkpoint for each call, and cannot say "nothing yet".
+TLS is the stdlib's ``ssl`` on the same socket and not httpx, so that an ``https`` request can be left, aborted and read on
+like any other (docs/decisions/0010). A server behind an HTTP proxy is reached through a tunnel (CONNECT), which is a socket
+like any other, for http and https alike (docs/decisions/0016).
 """
 
 import errno
 import os
 import re
 import socket
+import ssl
 from collections.abc import Awaitable
 from typing import Final, final
 
@@ -16,17 +18,22 @@ import trio
 
 from .._util.time import wait_s
 from .address import Address
+from .connection import Connection, Connector
 
 # A full accept queue of a unix socket refuses at once with EAGAIN, where TCP would let the connect wait.
 _UNIX_RETRY_S = 0.01
+# A proxy's answer to CONNECT.
+_HEAD_LIMIT: Final = 16384
+_BLANK_LINE: Final = b"\r\n\r\n"
+_ACCEPTED: Final = re.compile(rb"HTTP/1\.[01] 2\d\d[ \r]")
 
 
 @final
 class SocketConnection:
     """A connected, non-blocking stream socket."""
 
-    # Its socket and nothing else: with bound methods in place of lookups a connection is six more objects, and whatever is
-    # alive for each rollout in flight is visited by the garbage collector again and again.
+    # The socket and nothing else: bound methods in place of lookups would make six more objects of a connection, and the
+    # garbage collector visits everything that is alive for each rollout in flight, again and again.
     __slots__ = ("_socket",)
 
     def __init__(self, connected: socket.socket) -> None:
@@ -46,7 +53,7 @@ class SocketConnection:
         except (BlockingIOError, InterruptedError):
             return None
 
-    # Plain functions, which return the coroutine: one less for each wait.
+    # Plain functions that return the coroutine: one coroutine less for each wait.
     def wait_readable(self) -> Awaitable[None]:
         """See ``Connection``."""
         return trio.lowlevel.wait_readable(self._socket)  # noqa: ASYNC105  its caller awaits it
@@ -68,9 +75,9 @@ async def _finish_connect(sock: socket.socket, where: tuple[object, ...] | str) 
         error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if error:
         raise OSError(error, os.strerror(error))
-    # A closed port in the ephemeral range can be connected to itself; that is nobody's server.
+    # A closed port in the ephemeral range can be connected to itself; no server listens there.
     if sock.family != socket.AF_UNIX and sock.getsockname() == sock.getpeername():
-        raise ConnectionRefusedError("connected to itself: nobody listens there")
+        raise ConnectionRefusedError("connected to itself: no server listens there")
 
 
 async def _connect(family: int, kind: int, where: tuple[object, ...] | str) -> socket.socket:
@@ -89,10 +96,10 @@ async def _connect(family: int, kind: int, where: tuple[object, ...] | str) -> s
 async def open_socket(address: Address) -> socket.socket:
     """Connect to a server over TCP (each of its IP addresses in turn) or over a unix socket.
 
-    Blocks until connected; has no deadline of its own. Cancelled or failed, no socket stays open.
+    Blocks until connected, without a deadline. Cancelled or failed, no socket stays open.
 
     Raises:
-      OSError: the name is unknown, or no address could be connected to; the last address's reason.
+      OSError: the name is unknown, or no address could be connected to (the error of the last one).
 
     """
     if address.unix_path is not None:
@@ -107,18 +114,13 @@ async def open_socket(address: Address) -> socket.socket:
     raise last
 
 
-_HEAD_LIMIT: Final = 16384
-_BLANK_LINE: Final = b"\r\n\r\n"
-_ACCEPTED: Final = re.compile(rb"HTTP/1\.[01] 2\d\d[ \r]")
-
-
 async def open_tunnel(proxy: Address, address: Address) -> socket.socket:
-    """Connect to a server by way of a proxy.
+    """Connect to a server through a proxy.
 
-    Blocks until the proxy has connected; has no deadline of its own. Cancelled or failed, no socket stays open.
+    Blocks until the proxy has connected, without a deadline. Cancelled or failed, no socket stays open.
 
     Raises:
-      OSError: the proxy can't be reached, or will not connect; with what it said.
+      OSError: the proxy cannot be reached, or refuses; the message has its answer.
 
     """
     sock = await open_socket(proxy)
@@ -142,7 +144,129 @@ async def _ask(sock: socket.socket, proxy: Address, address: Address) -> None:
         said += received
         if not received or len(said) > _HEAD_LIMIT:
             raise OSError(f"the proxy {proxy.url} did not answer CONNECT {host}:{address.port}; it said {said[:200]!r}")
-    # Behind the proxy nobody speaks before he is asked, so there is nothing behind the blank line.
+    # The server behind the proxy speaks only when asked, so nothing follows the blank line.
     if not _ACCEPTED.match(said):
         line = said.partition(b"\r\n")[0].decode("latin-1")
         raise OSError(f"the proxy {proxy.url} refused CONNECT {host}:{address.port}: {line}")
+
+
+@final
+class TlsConnection:
+    """A TLS stream after its handshake."""
+
+    __slots__ = ("_read_wants_write", "_stream", "_write_wants_read")
+
+    def __init__(self, stream: ssl.SSLSocket) -> None:
+        self._stream = stream
+        # TLS may have to write in order to read, and read in order to write (key updates); then the other one is awaited.
+        self._read_wants_write = False
+        self._write_wants_read = False
+
+    def send_now(self, data: bytes | memoryview, /) -> int:
+        """See ``Connection``. After a 0 the next call must bring the same bytes, as an exchange does."""
+        self._write_wants_read = False
+        try:
+            return self._stream.send(data)
+        except ssl.SSLWantWriteError:
+            return 0
+        except ssl.SSLWantReadError:
+            self._write_wants_read = True
+            return 0
+
+    def recv_into_now(self, buffer: bytearray | memoryview, /) -> int | None:
+        """See ``Connection``."""
+        self._read_wants_write = False
+        try:
+            return self._stream.recv_into(buffer)
+        except ssl.SSLWantReadError:
+            return None
+        except ssl.SSLWantWriteError:
+            self._read_wants_write = True
+            return None
+
+    async def wait_readable(self) -> None:
+        """See ``Connection``."""
+        if self._stream.pending():  # decrypted already: the socket itself may stay silent
+            await trio.lowlevel.checkpoint()
+            return
+        if self._read_wants_write:
+            await trio.lowlevel.wait_writable(self._stream)
+        else:
+            await trio.lowlevel.wait_readable(self._stream)
+
+    async def wait_writable(self) -> None:
+        """See ``Connection``."""
+        if self._write_wants_read:
+            await trio.lowlevel.wait_readable(self._stream)
+        else:
+            await trio.lowlevel.wait_writable(self._stream)
+
+    def close(self) -> None:
+        """See ``Connection``. No TLS close message is sent: servers must cope with clients that vanish."""
+        self._stream.close()
+
+
+async def _handshake(stream: ssl.SSLSocket) -> None:
+    while True:
+        try:
+            stream.do_handshake()
+        except ssl.SSLWantReadError:
+            wait = trio.lowlevel.wait_readable
+        except ssl.SSLWantWriteError:
+            wait = trio.lowlevel.wait_writable
+        else:
+            return
+        await wait(stream)
+
+
+async def connect_tls(sock: socket.socket, address: Address, context: ssl.SSLContext) -> TlsConnection:
+    """Do the TLS handshake over a connected socket, which is taken over, and verify the server's certificate.
+
+    Blocks until that is done, without a deadline. Cancelled or failed, the socket is closed.
+
+    Raises:
+      OSError: the handshake failed, or the certificate is not accepted.
+
+    """
+    try:
+        stream = context.wrap_socket(sock, server_hostname=address.host, do_handshake_on_connect=False)
+    except BaseException:
+        sock.close()
+        raise
+    try:
+        await _handshake(stream)
+    except BaseException:
+        stream.close()
+        raise
+    return TlsConnection(stream)
+
+
+def _context_over(sock: socket.socket, ca_file: str | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def socket_connector(ca_file: str | None = None, proxy: Address | None = None) -> Connector:
+    """Return a connector over real sockets.
+
+    TCP connections go through ``proxy`` if there is one, unix sockets never. ``ca_file``: certificates to trust for https in
+    place of the system's.
+    """
+    context: ssl.SSLContext | None = None
+
+    async def connect(address: Address) -> Connection:
+        nonlocal context
+        if proxy is None or address.unix_path is not None:
+            sock = await open_socket(address)
+        else:
+            sock = await open_tunnel(proxy, address)
+        if not address.tls:
+            return SocketConnection(sock)
+        if context is None:  # reading the system's certificates takes some 20 ms: not unless they are needed
+            context = _context_over(sock, ca_file)
+        return await connect_tls(sock, address, context)
+
+    return connect

@@ -8,7 +8,7 @@ from typing import Any, final
 import attrs
 
 from ._model.tokenizer import TinyTokenizer
-from ._scheduler.registry import Live
+from ._registry import ActiveRequest
 from ._scheduler.request import Ranked, Request, may_become_stop, trimmed
 from ._scheduler.scheduler import Scheduler
 
@@ -21,12 +21,12 @@ class Answers:
     scheduler: Scheduler
     tokenizer: TinyTokenizer
 
-    def final(self, live: Live, now: float) -> dict[str, Any]:
+    def final(self, live: ActiveRequest, now: float) -> dict[str, Any]:
         """The answer of a request that has ended."""
         request = _request(live)
         return self._answer(live, request, self.text(request, final=True), now=now)
 
-    def partial(self, live: Live) -> dict[str, Any] | None:
+    def partial(self, live: ActiveRequest) -> dict[str, Any] | None:
         """A chunk of a stream, with everything so far; None while its text may turn out to be a stop string."""
         request = _request(live)
         text = self.text(request, final=False)
@@ -46,7 +46,7 @@ class Answers:
     def _decoded(self, request: Request, ids: list[int], *, final: bool) -> str:
         return self.tokenizer.decode(ids, skip_special=request.sampling.skip_special_tokens, final=final)
 
-    def _answer(self, live: Live, request: Request, text: str, *, now: float | None) -> dict[str, Any]:
+    def _answer(self, live: ActiveRequest, request: Request, text: str, *, now: float | None) -> dict[str, Any]:
         answer: dict[str, Any] = {"text": text, "output_ids": list(request.output_ids)}
         if request.wanted.prompt_ids:
             answer["prompt_token_ids"] = request.prompt.tolist()
@@ -117,7 +117,7 @@ class Answers:
         return [(score, token, self.tokenizer.decode([token], skip_special=False)) for score, token, _ in ranked]
 
 
-def _request(live: Live) -> Request:
+def _request(live: ActiveRequest) -> Request:
     if live.request is None:
         raise AssertionError(f"{live!r} has nothing to answer with")
     return live.request
@@ -131,7 +131,7 @@ _DELTAS = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_log
 class Chunks:
     """What one request's client has been sent, and what comes next."""
 
-    _live: Live
+    _live: ActiveRequest
     _answers: Answers
     incremental: bool = attrs.field(kw_only=True)
     over: bool = attrs.field(default=False, init=False)

@@ -17,7 +17,7 @@ from .._util.read_write_lock import ReadWriteLock
 from .._util.time import wait_s
 from ._call import Call, Submission
 from ._model.model import TinyModel
-from ._scheduler.registry import Live, Registry
+from ._registry import ActiveRequest, Registry
 from ._scheduler.request import Request
 from ._scheduler.scheduler import Scheduler
 from ._settings import TinySettings
@@ -70,8 +70,8 @@ class Frontend:
                 await trio.lowlevel.checkpoint()
 
     @asynccontextmanager
-    async def admitted(self, call: Call) -> AsyncGenerator[list[Live]]:
-        """Register the call's rids, wait while paused, dispatch, and yield one ``Live`` for each answer.
+    async def admitted(self, call: Call) -> AsyncGenerator[list[ActiveRequest]]:
+        """Register the call's rids, wait while paused, dispatch, and yield one ``ActiveRequest`` for each answer.
 
         Entering blocks while the server is paused or a weight update waits. Leaving before a request has ended aborts it,
         or forgets it if it has not been dispatched.
@@ -94,7 +94,7 @@ class Frontend:
             for live in owned:
                 self._release(live)
 
-    async def finished(self, live: Live, gone: trio.Event) -> Request:
+    async def finished(self, live: ActiveRequest, gone: trio.Event) -> Request:
         """Wait until a request has ended, looking every few seconds whether its client is still there, as SGLang does.
 
         Raises:
@@ -178,7 +178,7 @@ class Frontend:
             while self.paused:
                 await self._pausing.wait()
 
-    async def _sample_often(self, call: Call, owned: list[Live]) -> list[Live]:
+    async def _sample_often(self, call: Call, owned: list[ActiveRequest]) -> list[ActiveRequest]:
         """``n`` > 1: run each prompt once for the cache, then drop the caller's rids and register fresh ones."""
         warmups, samples = self.submission.multiplied(call)
         for item in warmups:
@@ -192,13 +192,13 @@ class Frontend:
         owned.extend(fresh)
         return fresh
 
-    def _dispatch(self, live: Live) -> None:
+    def _dispatch(self, live: ActiveRequest) -> None:
         live.request = self.submission.request(live.item, self.scheduler.model.vocab)
         if not self.scheduler.add(live.request):
             self.registry.settle([live.request], trio.current_time())
         self._work.notify()
 
-    def _release(self, live: Live) -> None:
+    def _release(self, live: ActiveRequest) -> None:
         if not self.registry.is_active(live):
             return
         if live.request is None:

@@ -109,7 +109,7 @@ class _Ended(BaseException):
 
 
 @final
-class Overseer(trio.abc.Instrument):
+class RunGuard(trio.abc.Instrument):
     """Watches one run. ``scope`` surrounds the main function; ``verdict`` says why it was stopped, if it was."""
 
     def __init__(self, *, limit: float, max_steps: int, virtual_time: bool, invariants: Invariants | None) -> None:
@@ -199,21 +199,21 @@ class _Stalled(BaseException):
 
 
 @contextmanager
-def stall_watch(overseer: Overseer, *, stuck_after: float) -> Generator[None]:
+def stall_watch(guard: RunGuard, *, stuck_after: float) -> Generator[None]:
     """Watch the run of this thread meanwhile; where its limit is one of real time, also stop it after that."""
     over = threading.Event()
     engine = threading.get_ident()
 
     def watch() -> None:
-        limit, steps = overseer.wall_limit, -1
+        limit, steps = guard.wall_limit, -1
         left = limit
         while not over.wait(stuck_after if left is None else min(stuck_after, left)):
             if left is not None and (left := max(left - stuck_after, 0.0)) <= 0.0:
-                _soon(lambda: overseer.stop(SimTimeout(f"not over after {limit:g} s\n{task_tree()}")), overseer)
+                _soon(lambda: guard.stop(SimTimeout(f"not over after {limit:g} s\n{task_tree()}")), guard)
                 left = min(stuck_after, 1.0)
-            if overseer.trace.steps == steps and not _waits(engine):
-                _interrupt(engine, overseer, stuck_after)
-            steps = overseer.trace.steps
+            if guard.trace.steps == steps and not _waits(engine):
+                _interrupt(engine, guard, stuck_after)
+            steps = guard.trace.steps
 
     thread = threading.Thread(target=watch, name="trio_rollout.testing stall watch", daemon=True)
     thread.start()
@@ -236,10 +236,10 @@ def _absorb() -> None:
             continue
 
 
-def _soon(act: Callable[[], None], overseer: Overseer) -> None:
-    if overseer.token is not None:
+def _soon(act: Callable[[], None], guard: RunGuard) -> None:
+    if guard.token is not None:
         try:
-            overseer.token.run_sync_soon(act)
+            guard.token.run_sync_soon(act)
         except trio.RunFinishedError:
             return
 
@@ -250,14 +250,14 @@ def _waits(engine: int) -> bool:
     return frame is None or frame.f_code.co_name == "get_events"
 
 
-def _interrupt(engine: int, overseer: Overseer, stuck_after: float) -> None:
+def _interrupt(engine: int, guard: RunGuard, stuck_after: float) -> None:
     frame = sys._current_frames().get(engine)
     stack = "".join(traceback.format_stack(frame)[-12:])
     verdict = SimStalled(
         f"no task step ended for more than {stuck_after:g} s of wall-clock time, the thread is at\n{stack}"
     )
-    if overseer.verdict is None:
-        overseer.verdict = verdict
+    if guard.verdict is None:
+        guard.verdict = verdict
     else:
         print(verdict, file=sys.stderr)  # ruff: ignore[print]  the first exception did not help: it may be inside C
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(engine), ctypes.py_object(_Stalled))

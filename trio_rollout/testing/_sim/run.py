@@ -13,7 +13,7 @@ import trio.testing
 
 from ...observe._tree import task_tree
 from .._invariants import Invariants
-from .guard import InstrumentDropped, Overseer, SystemTaskLeft, stall_watch
+from .guard import InstrumentDropped, RunGuard, SystemTaskLeft, stall_watch
 from .scheduler import seeded_scheduler
 
 T = TypeVar("T")
@@ -61,20 +61,20 @@ def sim_run(
       BaseException: what ``async_fn`` raises comes out as it is, with a note that names the seed.
 
     """
-    overseer = Overseer(limit=limit, max_steps=max_steps, virtual_time=virtual_time, invariants=invariants)
-    watching = (overseer.trace, overseer, *instruments)
+    guard = RunGuard(limit=limit, max_steps=max_steps, virtual_time=virtual_time, invariants=invariants)
+    watching = (guard.trace, guard, *instruments)
     clock = trio.testing.MockClock(autojump_threshold=0) if virtual_time else None
     outcome: tuple[T, float] | None = None
     error: BaseException | None = None
     try:
-        with seeded_scheduler(seed), stall_watch(overseer, stuck_after=stuck_after):
-            outcome = trio.run(_main, async_fn, args, overseer, watching, clock=clock, instruments=watching)
+        with seeded_scheduler(seed), stall_watch(guard, stuck_after=stuck_after):
+            outcome = trio.run(_main, async_fn, args, guard, watching, clock=clock, instruments=watching)
     except BaseException as raised:  # ruff: ignore[blind-except]  # noqa: ASYNC103 - raised right below, unless there is a verdict
         error = raised
-    steps = overseer.trace.steps
-    if outcome is None or overseer.verdict is not None:
-        _raise(overseer.verdict, error, f"sim_run: seed {seed!r}, {steps} steps")
-    return SimResult(value=outcome[0], digest=overseer.trace.digest, steps=steps, seconds=outcome[1])
+    steps = guard.trace.steps
+    if outcome is None or guard.verdict is not None:
+        _raise(guard.verdict, error, f"sim_run: seed {seed!r}, {steps} steps")
+    return SimResult(value=outcome[0], digest=guard.trace.digest, steps=steps, seconds=outcome[1])
 
 
 def _raise(verdict: BaseException | None, error: BaseException | None, note: str) -> NoReturn:
@@ -90,15 +90,15 @@ def _raise(verdict: BaseException | None, error: BaseException | None, note: str
 async def _main(
     async_fn: Callable[[*Args], Awaitable[T]],
     args: tuple[*Args],
-    overseer: Overseer,
+    guard: RunGuard,
     watching: Sequence[trio.abc.Instrument],
 ) -> tuple[T, float] | None:
     trio.lowlevel.current_task().name = "main"
     started = trio.current_time()
-    overseer.begin()
-    with overseer.scope:
+    guard.begin()
+    with guard.scope:
         value = await async_fn(*args)
-        if overseer.verdict is None:
+        if guard.verdict is None:
             _require_no_system_tasks()
             _require_still_watching(watching)
         return value, trio.current_time() - started

@@ -10,10 +10,10 @@ from typing import final
 import attrs
 import trio
 
-from ..._util.condition import Condition
-from .._call import Item
-from .._refusal import invalid
-from .request import Request
+from .._util.condition import Condition
+from ._call import Item
+from ._refusal import invalid
+from ._scheduler.request import Request
 
 
 @final
@@ -37,7 +37,7 @@ class Bell:
 
 @final
 @attrs.define(eq=False, repr=False)
-class Live:
+class ActiveRequest:
     """One active rid. ``request`` is None until it has been dispatched to the scheduler."""
 
     item: Item
@@ -50,7 +50,7 @@ class Live:
     ended: trio.Event = attrs.field(factory=trio.Event)
 
     def __repr__(self) -> str:
-        return f"<Live {self.item.rid} {self.request or 'not dispatched'}>"
+        return f"<ActiveRequest {self.item.rid} {self.request or 'not dispatched'}>"
 
 
 @final
@@ -58,7 +58,7 @@ class Live:
 class Registry:
     """The active rids."""
 
-    _lives: dict[str, Live] = attrs.field(factory=dict, init=False)
+    _lives: dict[str, ActiveRequest] = attrs.field(factory=dict, init=False)
 
     def __repr__(self) -> str:
         return f"<Registry {len(self._lives)} active>"
@@ -66,19 +66,19 @@ class Registry:
     def __len__(self) -> int:
         return len(self._lives)
 
-    def register(self, items: Iterable[Item], now: float) -> list[Live]:
+    def register(self, items: Iterable[Item], now: float) -> list[ActiveRequest]:
         """Make the rids of ``items`` active, all of them or none.
 
         Raises:
           Refusal: one of them is active already.
 
         """
-        fresh: dict[str, Live] = {}
+        fresh: dict[str, ActiveRequest] = {}
         bell = Bell()
         for item in items:
             if item.rid in self._lives or item.rid in fresh:
                 raise invalid(f"Duplicate request ID detected: {item.rid}")
-            fresh[item.rid] = Live(item, now, bell)
+            fresh[item.rid] = ActiveRequest(item, now, bell)
         self._lives.update(fresh)
         return list(fresh.values())
 
@@ -90,12 +90,12 @@ class Registry:
         live.abort_sent = True
         return True
 
-    def forget(self, live: Live) -> None:
+    def forget(self, live: ActiveRequest) -> None:
         """Its rid is free, if it is still its own."""
         if self._lives.get(live.item.rid) is live:
             del self._lives[live.item.rid]
 
-    def is_active(self, live: Live) -> bool:
+    def is_active(self, live: ActiveRequest) -> bool:
         """Whether its rid is still its own."""
         return self._lives.get(live.item.rid) is live
 
