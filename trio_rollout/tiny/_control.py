@@ -293,7 +293,7 @@ class Control:
         rid = f"HEALTH_CHECK_{self.frontend.submission.new_rid()}"
         item = Item(rid=rid, text=None, input_ids=[0], sampling=params, wanted=Wanted())
         try:
-            async with self.frontend.admitted(Call(items=(item,), samples=1, many=False, stream=False)) as lives:
-                await lives[0].ended.wait()
+            async with self.frontend.admitted(Call(items=(item,), samples=1, many=False, stream=False)) as all_active:
+                await all_active[0].ended.wait()
         except Refusal:
             return  # no sign of life will come of it

@@ -84,32 +84,32 @@ class Frontend:
         try:
             await self._wait_open()
             async with self.lock.reading():
-                lives = owned
+                all_active = owned
                 if call.samples > 1:
-                    lives = await self._sample_often(call, owned)
-                for live in lives:
-                    self._dispatch(live)
-                yield lives
+                    all_active = await self._sample_often(call, owned)
+                for active in all_active:
+                    self._dispatch(active)
+                yield all_active
         finally:
-            for live in owned:
-                self._release(live)
+            for active in owned:
+                self._release(active)
 
-    async def finished(self, live: ActiveRequest, gone: trio.Event) -> Request:
+    async def finished(self, active: ActiveRequest, gone: trio.Event) -> Request:
         """Wait until a request has ended, looking every few seconds whether its client is still there, as SGLang does.
 
         Raises:
           ClientGone: it is not; the request has been aborted.
 
         """
-        while not live.ended.is_set():
+        while not active.ended.is_set():
             with trio.move_on_after(self.settings.disconnect_poll):
-                await live.ended.wait()
-            if not live.ended.is_set() and gone.is_set():
-                self.abort(live.item.rid)
-                raise ClientGone(live.item.rid)
-        if live.request is None:
-            raise AssertionError(f"{live!r} ended without a request")
-        return live.request
+                await active.ended.wait()
+            if not active.ended.is_set() and gone.is_set():
+                self.abort(active.item.rid)
+                raise ClientGone(active.item.rid)
+        if active.request is None:
+            raise AssertionError(f"{active!r} ended without a request")
+        return active.request
 
     def abort(self, rid: str = "", *, everything: bool = False) -> None:
         """Abort by rid. Lost for a request that is registered and not dispatched; a repeat is swallowed."""
@@ -186,25 +186,25 @@ class Frontend:
             owned.extend(warmup)
             self._dispatch(warmup[0])
             await warmup[0].ended.wait()
-        for live in owned:
-            self.registry.forget(live)
+        for active in owned:
+            self.registry.forget(active)
         fresh = self.registry.register(samples, trio.current_time())
         owned.extend(fresh)
         return fresh
 
-    def _dispatch(self, live: ActiveRequest) -> None:
-        live.request = self.submission.request(live.item, self.scheduler.model.vocab)
-        if not self.scheduler.add(live.request):
-            self.registry.settle([live.request], trio.current_time())
+    def _dispatch(self, active: ActiveRequest) -> None:
+        active.request = self.submission.request(active.item, self.scheduler.model.vocab)
+        if not self.scheduler.add(active.request):
+            self.registry.settle([active.request], trio.current_time())
         self._work.notify()
 
-    def _release(self, live: ActiveRequest) -> None:
-        if not self.registry.is_active(live):
+    def _release(self, active: ActiveRequest) -> None:
+        if not self.registry.is_active(active):
             return
-        if live.request is None:
-            self.registry.forget(live)
+        if active.request is None:
+            self.registry.forget(active)
         else:
-            self.abort(live.item.rid)
+            self.abort(active.item.rid)
 
     @property
     def is_busy(self) -> bool:

@@ -1,4 +1,4 @@
-"""``/generate`` and the answers it can give: whole or streamed, one or many."""
+"""``/generate``: calls, and their answers in SGLang's form, whole or streamed, of one request or many."""
 
 from typing import Any, final
 
@@ -8,12 +8,14 @@ import trio
 
 from .._http.server import Emit, ServerConnection
 from .._http.server_reader import Request as HttpRequest
-from ._answers import Answers, Chunks
 from ._body import decode_generate
 from ._call import Call, unfold
 from ._frontend import Frontend
+from ._model.tokenizer import TinyTokenizer
 from ._refusal import Refusal, unavailable
-from ._scheduler.request import Request
+from ._registry import ActiveRequest
+from ._scheduler.request import Ranked, Request, may_become_stop, trimmed
+from ._scheduler.scheduler import Scheduler
 
 _DONE = b"[DONE]"
 
@@ -21,17 +23,17 @@ _DONE = b"[DONE]"
 @final
 @attrs.frozen(kw_only=True, eq=False)
 class Generate:
-    """Answers ``/generate`` calls."""
+    """The handler of ``/generate``."""
 
     frontend: Frontend
-    answers: Answers
+    answers: "Answers"
 
     async def __call__(self, connection: ServerConnection, request: HttpRequest) -> None:
         """Answer one call.
 
         Raises:
-          Refusal: it is answered with an error.
-          ClientGone: there is nobody to answer.
+          Refusal: the call is answered with this error.
+          ClientGone: the client has left.
 
         """
         body = decode_generate(request.body)
@@ -50,28 +52,195 @@ class Generate:
         await connection.reply_json(200, answer)
 
     async def _whole(self, call: Call, gone: trio.Event) -> Any:
-        async with self.frontend.admitted(call) as lives:
-            for live in lives:
-                _raise_for(await self.frontend.finished(live, gone))
+        async with self.frontend.admitted(call) as all_active:
+            for active in all_active:
+                _raise_for(await self.frontend.finished(active, gone))
             now = trio.current_time()
-            answers = [self.answers.final(live, now) for live in lives]
+            answers = [self.answers.final(active, now) for active in all_active]
         return answers if call.many else answers[0]
 
     async def _stream(self, call: Call, emit: Emit) -> None:
-        async with self.frontend.admitted(call) as lives:
-            chunks = [Chunks(live, self.answers, incremental=self.frontend.settings.incremental) for live in lives]
-            numbered = list(enumerate(chunks))
-            while numbered:
-                await lives[0].bell.wait()
-                for index, one in numbered:
+        incremental = self.frontend.settings.incremental
+        async with self.frontend.admitted(call) as all_active:
+            chunks = [Chunks(active, self.answers, incremental=incremental) for active in all_active]
+            while not all(one.over for one in chunks):
+                await all_active[0].changed.wait_until(lambda: any(one.has_news for one in chunks))
+                for index, one in enumerate(chunks):
                     chunk = one.next(trio.current_time())
                     if chunk is not None:
                         await emit(msgspec.json.encode(chunk | {"index": index} if call.many else chunk))
-                numbered = [(index, one) for index, one in numbered if not one.over]
 
 
 def _raise_for(request: Request) -> None:
-    """The scheduler gave the request up with a status: an HTTP error."""
+    """Raise the HTTP error of a request that the scheduler ended with a status."""
     finish = request.finish or {}
     if finish.get("status_code"):
         raise unavailable(str(finish["message"]), int(finish["status_code"]))
+
+
+@final
+@attrs.frozen(kw_only=True, eq=False)
+class Answers:
+    """Makes the answers to requests: text, ids and ``meta_info`` in SGLang's form."""
+
+    scheduler: Scheduler
+    tokenizer: TinyTokenizer
+
+    def final(self, active: ActiveRequest, now: float) -> dict[str, Any]:
+        """Return the answer to a request that has ended."""
+        request = _request(active)
+        return self._answer(active, request, self.text(request, final=True), now=now)
+
+    def partial(self, active: ActiveRequest) -> dict[str, Any] | None:
+        """Return a chunk with everything so far, or None while the end of its text may become a stop string."""
+        request = _request(active)
+        text = self.text(request, final=False)
+        if not request.sampling.no_stop_trim and may_become_stop(text, request.sampling.stop):
+            return None
+        return self._answer(active, request, text, now=None)
+
+    def text(self, request: Request, *, final: bool) -> str:
+        """Return the text so far without what a client should not see: special tokens, the stop, half a character."""
+        ids, sampling, finish = request.output_ids, request.sampling, request.finish
+        if finish is None or sampling.no_stop_trim:
+            return self._decoded(request, ids, final=final)
+        if isinstance(finish.get("matched"), int):
+            ids = ids[:-1]
+        return trimmed(self._decoded(request, ids, final=final), finish)
+
+    def _decoded(self, request: Request, ids: list[int], *, final: bool) -> str:
+        return self.tokenizer.decode(ids, skip_special=request.sampling.skip_special_tokens, final=final)
+
+    def _answer(self, active: ActiveRequest, request: Request, text: str, *, now: float | None) -> dict[str, Any]:
+        answer: dict[str, Any] = {"text": text, "output_ids": list(request.output_ids)}
+        if request.wanted.prompt_ids:
+            answer["prompt_token_ids"] = request.prompt.tolist()
+        answer["meta_info"] = self._reduced(request) if request.in_queue else self._whole(request)
+        if now is not None:
+            answer["meta_info"]["e2e_latency"] = active.ended_at - active.arrived
+            answer["meta_info"]["response_sent_to_client_ts"] = now
+        return answer
+
+    def _reduced(self, request: Request) -> dict[str, Any]:
+        """Return the ``meta_info`` of a request that ended in the queue."""
+        spans = request.spans(request.last_version)
+        meta: dict[str, Any] = {"id": request.rid, "finish_reason": request.finish}
+        meta |= {"weight_version": spans[-1]["version"], "weight_versions": spans}
+        if request.wanted.log_probs:
+            self._add_log_probs(request, meta)
+        meta["completion_tokens"] = len(request.output_ids)
+        return meta
+
+    def _whole(self, request: Request) -> dict[str, Any]:
+        """Return the ``meta_info`` of a request that ended in the batch, or runs there."""
+        spans = request.spans(request.last_version or self.scheduler.version)
+        meta: dict[str, Any] = {
+            "id": request.rid,
+            "finish_reason": request.finish,
+            "prompt_tokens": int(request.prompt.size),
+            "weight_version": spans[-1]["version"],
+            "num_retractions": request.retractions,
+        }
+        if request.wanted.log_probs:
+            self._add_log_probs(request, meta)
+        meta |= {
+            "reasoning_tokens": 0,
+            "completion_tokens": len(request.output_ids),
+            "cached_tokens": request.cached_tokens,
+            "cached_tokens_details": None,
+            "dp_rank": None,
+        }
+        if request.finish is not None:
+            meta["weight_versions"] = spans
+        return meta
+
+    def _add_log_probs(self, request: Request, meta: dict[str, Any]) -> None:
+        wanted = request.wanted
+        scored = request.prompt[wanted.log_probs_from :].tolist() if request.input_log_probs else []
+        meta["input_token_logprobs"] = self._triples(request, request.input_log_probs, scored)
+        meta["output_token_logprobs"] = self._triples(request, request.log_probs, request.output_ids)
+        meta["output_token_logprobs_length"] = len(request.output_ids)
+        if wanted.top:
+            meta["input_top_logprobs"] = [self._named(request, one) for one in request.input_top]
+            meta["output_top_logprobs"] = [self._named(request, one) for one in request.top]
+        if wanted.token_ids:
+            meta["input_token_ids_logprobs"] = [self._named(request, one) for one in request.input_chosen]
+            meta["output_token_ids_logprobs"] = [self._named(request, one) for one in request.chosen]
+
+    def _triples(
+        self, request: Request, scores: list[Any], ids: list[int]
+    ) -> list[tuple[float | None, int, str | None]]:
+        if request.wanted.texts:
+            return [
+                (score, token, self.tokenizer.decode([token], skip_special=False))
+                for score, token in zip(scores, ids, strict=True)
+            ]
+        return [(score, token, None) for score, token in zip(scores, ids, strict=True)]
+
+    def _named(self, request: Request, ranked: Ranked) -> list[tuple[float, int, str | None]] | None:
+        if ranked is None or not request.wanted.texts:
+            return ranked  # type: ignore[return-value]  # None is a member of str | None
+        return [(score, token, self.tokenizer.decode([token], skip_special=False)) for score, token, _ in ranked]
+
+
+def _request(active: ActiveRequest) -> Request:
+    if active.request is None:
+        raise AssertionError(f"{active!r} has no request to answer about")
+    return active.request
+
+
+_DELTAS = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class Chunks:
+    """The chunks of one streamed answer: cumulative, or with ``incremental`` as deltas of text, ids and log-probs."""
+
+    _active: ActiveRequest
+    _answers: Answers
+    incremental: bool = attrs.field(kw_only=True)
+    over: bool = attrs.field(default=False, init=False)
+    """True once the last chunk has been made."""
+    _looked: int = attrs.field(default=0, init=False)
+    """Tokens that there were when the last chunk was made, or held back."""
+    _text: int = attrs.field(default=0, init=False)
+    _ids: int = attrs.field(default=0, init=False)
+
+    @property
+    def has_news(self) -> bool:
+        """True if there are tokens that no chunk was made of, or the request has ended."""
+        request = self._active.request
+        if request is None or self.over:
+            return False
+        return self._active.ended.is_set() or len(request.output_ids) > self._looked
+
+    def next(self, now: float) -> dict[str, Any] | None:
+        """Return a chunk of everything since the last one, which may be several steps; None if there is nothing to send."""
+        request = self._active.request
+        if request is None or not self.has_news:
+            return None
+        self._looked = len(request.output_ids)
+        if self._active.ended.is_set():
+            self.over = True
+            return self._cut(self._answers.final(self._active, now), resend=request.in_queue)
+        partial = self._answers.partial(self._active)
+        return None if partial is None else self._cut(partial, resend=False)
+
+    def _cut(self, answer: dict[str, Any], *, resend: bool) -> dict[str, Any]:
+        """Return ``answer`` without what has been sent; its counts stay cumulative.
+
+        ``resend``: a request that is aborted in the queue after a retraction. SGLang then sends the last token once more, and
+        text and log-probs whole.
+        """
+        text, ids, meta = answer["text"], answer["output_ids"], answer["meta_info"]
+        seen_text, seen_ids = self._text, self._ids
+        self._text, self._ids = len(text), len(ids)
+        if not self.incremental:
+            return answer
+        if resend:
+            return answer | {"output_ids": ids[-1:]}
+        for name in _DELTAS:
+            if name in meta:
+                meta[name] = meta[name][seen_ids:]
+        return answer | {"text": text[seen_text:], "output_ids": ids[seen_ids:]}

@@ -21,12 +21,11 @@ from .._http.server import ServerConnection
 from .._util.ports import Ports
 from .._util.service import open_service
 from ..errors import ServerLost, SettingsError
-from ._answers import Answers
 from ._app import App
 from ._call import Submission
 from ._control import Control
 from ._frontend import Frontend
-from ._generate import Generate
+from ._generate import Answers, Generate
 from ._identity import Identity
 from ._model.model import TinyModel, write_config
 from ._model.tokenizer import DATA, TinyTokenizer
