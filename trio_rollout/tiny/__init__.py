@@ -1,4 +1,4 @@
-"""A small real language model behind SGLang's HTTP protocol, served on Trio: the server to start with, and to test with."""
+"""A small real language model behind SGLang's HTTP protocol, served on Trio: the server to start and to test with."""
 
 from ._model.model import TinyModel
 from ._model.tokenizer import DATA, TinyTokenizer

@@ -1,4 +1,4 @@
-"""The routes of a tiny server, and the one place that turns a failure into an HTTP answer."""
+"""The routes of a tiny server, and the one place where a failure becomes an HTTP answer."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -28,7 +28,7 @@ _EITHER = frozenset({"GET", "POST"})
 @final
 @attrs.frozen(kw_only=True, eq=False)
 class App:
-    """Finds the handler of a request and answers what goes wrong in it."""
+    """Finds the handler of a request, and answers for a handler that fails."""
 
     generate: Generate
     control: Control
@@ -67,7 +67,7 @@ class App:
         }
 
     async def answer(self, connection: ServerConnection, request: HttpRequest) -> None:
-        """Answer one request, whatever it is."""
+        """Answer one request."""
         methods, handler = self._routes.get(request.path, (frozenset[str](), self._root))
         if not methods:
             await connection.reply_json(404, {"detail": "Not Found"})

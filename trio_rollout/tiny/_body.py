@@ -1,7 +1,4 @@
-"""The JSON body of ``/generate``, decoded: names and types as in SGLang's contract, nothing checked beyond them.
-
-Sampling parameters, checked and normalised as SGLang does it.
-"""
+"""The JSON body of ``/generate``: decoded by SGLang's names and types, and its sampling parameters checked as SGLang does it."""
 
 import math
 import re
@@ -19,7 +16,7 @@ OneOrMany: TypeAlias = T | list[T] | None
 
 
 class SamplingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """``sampling_params``: an unknown key is refused. None means the default."""
+    """``sampling_params``. An unknown key is refused; None means the default."""
 
     max_new_tokens: int | None = 128
     stop: str | list[str] | None = None
@@ -52,7 +49,7 @@ class SamplingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=
 
 
 class GenerateBody(msgspec.Struct, kw_only=True, gc=False):
-    """The fields that this server looks at; unknown ones are ignored, as in SGLang."""
+    """The fields that this server reads; unknown ones are ignored, as in SGLang."""
 
     rid: str | list[str] | None = None
     text: str | list[str] | None = None
@@ -73,7 +70,7 @@ _DECODER = msgspec.json.Decoder(GenerateBody)
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _FLAT = msgspec.json.Decoder(list[_Int64])
 _NESTED = msgspec.json.Decoder(list[list[_Int64]])
-# What pydantic would turn into the right type passes SGLang's first check and fails its second, which has another shape.
+# A value that pydantic would convert passes SGLang's first check and fails its second, whose answer has another shape.
 _SECOND_CHECK = re.compile(r"`\$\.sampling_params[.\[]|Expected `bool[^`]*`, got `int`")
 _UNKNOWN = re.compile(r"unknown field `(?P<name>[^`]*)`")
 _SAMPLING_KEYS = ", ".join(f"`{name}`" for name in SamplingBody.__struct_fields__)
@@ -81,10 +78,10 @@ _NEST = re.compile(rb"\s*\[\s*\[")
 
 
 def decode_generate(body: bytes) -> GenerateBody:
-    """The body of a call.
+    """Decode the body of a call.
 
     Raises:
-      Refusal: it is no JSON, or not of this form.
+      Refusal: the body is not JSON, or not of this form.
 
     """
     try:
@@ -99,10 +96,10 @@ def decode_generate(body: bytes) -> GenerateBody:
 
 
 def decode_ids(raw: msgspec.Raw) -> tuple[list[list[int]] | None, bool]:
-    """``input_ids`` as a list of prompts, and whether it was one: ``[1, 2]`` is a single prompt, ``[[1], [2]]`` two.
+    """Return ``input_ids`` as a list of prompts, and True if it was one: ``[1, 2]`` is a single prompt, ``[[1], [2]]`` two.
 
     Raises:
-      Refusal: it is neither.
+      Refusal: ``input_ids`` is neither.
 
     """
     data = bytes(raw)
@@ -131,7 +128,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 
 
 def checked(body: SamplingBody, *, vocab: int, eos_id: int | None, room: int) -> Sampling:
-    """The sampling parameters, normalised as SGLang does it; ``room`` is used where ``max_new_tokens`` is null.
+    """Return the sampling parameters, normalised as in SGLang; ``room`` replaces a ``max_new_tokens`` of null.
 
     Raises:
       Refusal: a value is out of its range, or needs a grammar.
@@ -174,7 +171,7 @@ def _or(value: Any, default: Any) -> Any:
 
 
 def _complaints(body: SamplingBody, vocab: int) -> Iterator[str]:
-    """What is wrong with the values, in SGLang's words."""
+    """Yield the errors of the values, in SGLang's words."""
     for name, allowed, words in _RANGES:
         value = getattr(body, name)
         if value is not None and not allowed(value):

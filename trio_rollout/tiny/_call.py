@@ -1,6 +1,7 @@
-"""One ``/generate`` call: the requests it stands for. Batches and ``n`` are unfolded here.
+"""From a ``/generate`` call to the scheduler's requests.
 
-From an item of a call to a request for the scheduler: tokenise, check lengths and values, choose seed and script.
+A call is unfolded into items (batches, ``n``). An item becomes a request once it is dispatched: tokenised, its lengths and
+values checked, its seed and scripted answer chosen.
 """
 
 import hashlib
@@ -25,7 +26,7 @@ _NOT_CONFIGURED = (
 
 @attrs.frozen(kw_only=True, eq=False)
 class Item:
-    """One request of a call: its rid, its prompt as text or ids, and what is asked of it."""
+    """One request of a call: its rid, its prompt as text or ids, and its parameters."""
 
     rid: str
     text: str | None
@@ -36,7 +37,7 @@ class Item:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Call:
-    """All requests of one HTTP call. ``many``: the answer is an array. ``samples``: each prompt is sampled so often."""
+    """All requests of one HTTP call. ``many``: the answer is an array. ``samples``: the number of samples of each prompt."""
 
     items: tuple[Item, ...]
     samples: int
@@ -53,7 +54,7 @@ def _each(value: Any, count: int, default: Any, name: str) -> list[Any]:
 
 
 def _prompts(body: GenerateBody) -> tuple[list[str | None], list[list[int] | None], bool]:
-    """Texts, ids, and whether the call is a batch; ids win over a text."""
+    """Return texts, ids, and True if the call is a batch; ids take precedence over a text."""
     ids, nested = decode_ids(body.input_ids)
     if ids is not None:
         if not ids or not all(ids):
@@ -103,10 +104,10 @@ def _wanted(body: GenerateBody, count: int) -> list[Wanted]:
 
 
 def unfold(body: GenerateBody, new_rid: Callable[[], str]) -> Call:
-    """The requests of one call.
+    """Return the requests of one call.
 
     Raises:
-      Refusal: no prompt, or lists of different lengths.
+      Refusal: there is no prompt, or lists differ in length.
 
     """
     texts, ids, batch = _prompts(body)
@@ -130,7 +131,7 @@ def unfold(body: GenerateBody, new_rid: Callable[[], str]) -> Call:
 @final
 @attrs.frozen(kw_only=True, eq=False)
 class Submission:
-    """What every request needs to know about its server."""
+    """Makes requests for one server's scheduler."""
 
     settings: TinySettings
     tokenizer: TinyTokenizer
@@ -139,10 +140,10 @@ class Submission:
     new_rid: Callable[[], str]
 
     def request(self, item: Item, vocab: int) -> Request:
-        """The request.
+        """Return the item's request.
 
         Raises:
-          Refusal: too long, or a value is out of its range.
+          Refusal: the prompt is too long, or a value is out of its range.
 
         """
         ids = item.input_ids if item.input_ids is not None else self.tokenizer.encode(item.text or "")
@@ -161,7 +162,7 @@ class Submission:
         )
 
     def multiplied(self, call: Call) -> tuple[list[Item], list[Item]]:
-        """For ``n`` > 1: one request without tokens for each prompt, and ``n`` of each, all with rids of their own."""
+        """For ``n`` > 1: return one item without tokens for each prompt, and ``n`` items of each, all with new rids."""
         once = SamplingBody(max_new_tokens=0)
         warmups = [
             attrs.evolve(item, rid=self.new_rid(), sampling=once, wanted=Wanted(), text=item.text)
@@ -171,7 +172,7 @@ class Submission:
         return warmups, samples
 
     def _check_length(self, count: int, limit: int | None) -> int:
-        """How many tokens may follow a prompt of ``count``."""
+        """Return the number of tokens that may follow a prompt of ``count`` tokens."""
         most = self.settings.context_length
         if count >= most:
             raise invalid(f"The input ({count} tokens) is longer than the model's context length ({most} tokens).")
@@ -193,7 +194,7 @@ class Submission:
             raise invalid(f"token_ids_logprob must lie in [0, {vocab - 1}], got {list(wanted.token_ids)}.")
 
     def _seed(self, rid: str, sampling: Sampling) -> int:
-        """From ``sampling_seed``, else from the server's seed and the rid: never from who else is running."""
+        """Derive the seed from ``sampling_seed``, else from the server's seed and the rid; never from other requests."""
         name = f"{self.settings.seed} {rid}" if sampling.seed is None else f"sampling_seed {sampling.seed}"
         return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 

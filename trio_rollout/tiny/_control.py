@@ -1,8 +1,7 @@
-"""Thoughts in a text: ``/separate_reasoning`` as SGLang's parsers qwen3 and deepseek-r1.
+"""The control routes: abort, pause, weights, cache, health, and SGLang's two parsers of a model's text.
 
-Tool calls in a text, in the format of the shipped chat template: ``/parse_function_call`` as SGLang's parser qwen25.
-
-The routes that trainers and operators call: abort, pause, weights, cache, and what the server says about itself.
+``/separate_reasoning`` works as SGLang's parsers qwen3 and deepseek-r1; ``/parse_function_call`` as its parser qwen25, whose
+format the shipped chat template has.
 """
 
 import json
@@ -26,20 +25,20 @@ from ._refusal import Refusal, malformed
 from ._scheduler.request import Wanted
 
 _THINK_BEGIN, _THINK_END = "<think>", "</think>"
-# Whether an answer begins inside its thoughts: the chat templates of such models write the opening mark themselves.
+# True for a format whose answers begin inside the thoughts: the chat template has written the opening mark.
 REASONING_PARSERS = {"qwen3": False, "qwen3-thinking": True, "deepseek-r1": True}
-"""The names under which this format goes."""
+"""SGLang's names of the format."""
 
 
 class SeparateBody(msgspec.Struct, kw_only=True):
-    """Body of ``/separate_reasoning``."""
+    """The body of ``/separate_reasoning``."""
 
     text: str
     reasoning_parser: str
 
 
 def separate_reasoning(text: str, *, begins_inside: bool) -> dict[str, str]:
-    """The thoughts, and the text behind them; thoughts without an end were cut off."""
+    """Return the thoughts and the text behind them; thoughts without an end were cut off."""
     if not (begins_inside or _THINK_BEGIN in text):
         return {"reasoning_text": "", "text": text}
     thoughts, _, rest = text.removeprefix(_THINK_BEGIN).partition(_THINK_END)
@@ -50,11 +49,11 @@ _LOGGER = logging.getLogger("trio_rollout.tiny")
 _CALL_BEGIN = "<tool_call>\n"
 _BLOCK = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 PARSERS = frozenset({"qwen25", "qwen"})
-"""The names under which this format goes."""
+"""SGLang's names of the format."""
 
 
 class Function(msgspec.Struct):
-    """What a tool is called."""
+    """A tool's name."""
 
     name: str
 
@@ -66,7 +65,7 @@ class Tool(msgspec.Struct):
 
 
 class ParseBody(msgspec.Struct, kw_only=True):
-    """Body of ``/parse_function_call``."""
+    """The body of ``/parse_function_call``."""
 
     text: str
     tools: list[Tool] = []
@@ -74,7 +73,7 @@ class ParseBody(msgspec.Struct, kw_only=True):
 
 
 def parse_tool_calls(text: str, tools: list[Tool]) -> dict[str, Any]:
-    """The text before the first call, and the calls to tools that exist; what is no JSON or unknown is left out."""
+    """Return the text before the first call, and the calls of known tools; a block that is not JSON is left out."""
     if not tools or _CALL_BEGIN not in text:
         return {"normal_text": text, "calls": []}
     places = {tool.function.name: place for place, tool in enumerate(tools)}
@@ -83,7 +82,7 @@ def parse_tool_calls(text: str, tools: list[Tool]) -> dict[str, Any]:
         try:
             written = json.loads(block.strip())
         except json.JSONDecodeError as error:
-            _LOGGER.warning("a tool call is no JSON: %s", error)
+            _LOGGER.warning("a tool call is not JSON: %s", error)
             continue
         for action in written if isinstance(written, list) else [written]:
             calls.extend(_call(action, places))
@@ -143,10 +142,10 @@ class _SlowDown(msgspec.Struct):
 
 
 def decode(request: HttpRequest, kind: type[B]) -> B:
-    """The JSON body of a control call.
+    """Decode the JSON body of a control call.
 
     Raises:
-      Refusal: there is none, or it has another form.
+      Refusal: there is no body, or it has another form.
 
     """
     try:
@@ -158,13 +157,13 @@ def decode(request: HttpRequest, kind: type[B]) -> B:
 @final
 @attrs.frozen(kw_only=True, eq=False)
 class Control:
-    """Answers control calls."""
+    """The handlers of control calls."""
 
     frontend: Frontend
     identity: Identity
 
     async def abort(self, connection: ServerConnection, request: HttpRequest) -> None:
-        """Abort one rid or all: always 200, at once, whatever happens."""
+        """Abort one rid or all; always answered 200 at once."""
         body = decode(request, _Abort)
         self.frontend.abort(body.rid or "", everything=bool(body.abort_all))
         await connection.reply(200)
@@ -178,7 +177,7 @@ class Control:
         await connection.reply_json(200, {"message": "Generation paused successfully.", "status": "ok"})
 
     async def resume(self, connection: ServerConnection, request: HttpRequest) -> None:
-        """Go on."""
+        """Resume after a pause."""
         decode(request, _Continue)
         await self.frontend.resume()
         await connection.reply_json(200, {"message": "Generation continued successfully.", "status": "ok"})
@@ -193,7 +192,7 @@ class Control:
         await connection.reply(400 if failure else 200, (failure or _FLUSHED).encode(), _TEXT)
 
     async def update_from_disk(self, connection: ServerConnection, request: HttpRequest) -> None:
-        """Load weights: at once when paused, else when nothing is in flight; new requests queue behind it."""
+        """Load weights: at once when paused, otherwise when nothing is in flight, with new requests queued behind the update."""
         body = decode(request, _FromDisk)
         if body.abort_all_requests:
             self.frontend.abort(everything=True)
@@ -215,7 +214,7 @@ class Control:
         return True, "Succeeded to update model weights." + tail
 
     async def update_version(self, connection: ServerConnection, request: HttpRequest) -> None:
-        """Name the weights anew; aborts everything unless told not to."""
+        """Rename the weights; aborts every request unless told not to."""
         body = decode(request, _Version)
         if body.abort_all_requests:
             self.frontend.abort(everything=True)
@@ -225,15 +224,15 @@ class Control:
         await connection.reply_json(200, answer)
 
     async def nothing(self, connection: ServerConnection, request: HttpRequest) -> None:
-        """Memory calls: nothing to do, as on a CPU."""
+        """Answer the memory calls, which do nothing on a CPU."""
         del request
         await connection.reply_json(200, None)
 
     async def parse_function_call(self, connection: ServerConnection, request: HttpRequest) -> None:
-        """Find tool calls in a text. The parser's name must be given, as ``/model_info`` says it.
+        """Find the tool calls in a text. The parser must be named, as in ``/model_info``.
 
         Raises:
-          ValueError: another parser, which SGLang answers with a 500.
+          ValueError: the parser is unknown; SGLang answers with a 500.
 
         """
         body = decode(request, ParseBody)
@@ -242,10 +241,10 @@ class Control:
         await connection.reply_json(200, parse_tool_calls(body.text, body.tools))
 
     async def separate_reasoning(self, connection: ServerConnection, request: HttpRequest) -> None:
-        """Take the thoughts out of a text. The parser's name must be given, as ``/model_info`` says it.
+        """Separate the thoughts from a text. The parser must be named, as in ``/model_info``.
 
         Raises:
-          ValueError: another parser, which SGLang answers with a 500.
+          ValueError: the parser is unknown; SGLang answers with a 500.
 
         """
         body = decode(request, SeparateBody)
@@ -255,22 +254,22 @@ class Control:
         await connection.reply_json(200, separate_reasoning(body.text, begins_inside=inside))
 
     async def slow_down(self, connection: ServerConnection, request: HttpRequest) -> None:
-        """Wait so many seconds after every step from now on."""
+        """Set the seconds that are waited after every step from now on."""
         self.frontend.step_delay = decode(request, _SlowDown).forward_sleep_time or 0.0
         await connection.reply_json(200, None)
 
     async def ready(self, connection: ServerConnection, request: HttpRequest) -> None:
-        """Whether new requests are welcome: up, healthy, not paused."""
+        """Answer 200 if new requests are accepted: the server is healthy and not paused."""
         del request
         await connection.reply(200 if self.identity.healthy and not self.frontend.paused else 503)
 
     async def ping(self, connection: ServerConnection, request: HttpRequest) -> None:
-        """Whether it is up and healthy, paused or not."""
+        """Answer 200 if the server is healthy, paused or not."""
         del request
         await connection.reply(200 if self.identity.healthy else 503)
 
     async def health(self, connection: ServerConnection, request: HttpRequest) -> None:
-        """Generate one token and look once a second whether any came: 503 after ``health_timeout``, as when paused."""
+        """Generate one token and check once a second that the server steps; 503 after ``health_timeout``, as when paused."""
         del request
         async with trio.open_nursery() as nursery:
             if not self.frontend.is_busy:
@@ -296,4 +295,4 @@ class Control:
             async with self.frontend.admitted(Call(items=(item,), samples=1, many=False, stream=False)) as all_active:
                 await all_active[0].ended.wait()
         except Refusal:
-            return  # no sign of life will come of it
+            return  # no step will follow from this probe

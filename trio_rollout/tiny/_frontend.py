@@ -1,7 +1,7 @@
-"""Between HTTP and the scheduler: registration, the pause, aborts, weight updates, and the loop that steps.
+"""The part between HTTP and the scheduler: registration, pause, aborts, weight updates, and the loop that steps.
 
-Owns: the registry of active rids, the scheduler, the pause. In SGLang these are two processes with a queue between them;
-the quirks that come from that are copied where the text says so.
+Owns: the registry of active rids, the scheduler, the pause. In SGLang the HTTP side and the scheduler are two processes with a
+queue between them; the quirks that come from that are copied, and the text says where.
 """
 
 from collections.abc import AsyncGenerator
@@ -26,7 +26,7 @@ from ._settings import TinySettings
 @final
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Frontend:
-    """Everything of the server but HTTP."""
+    """The server without HTTP."""
 
     settings: TinySettings
     scheduler: Scheduler
@@ -36,7 +36,7 @@ class Frontend:
     paused: bool = attrs.field(default=False, init=False)
     step_delay: float = attrs.field(init=False)
     steps: int = attrs.field(default=0, init=False)
-    """How many there have been: a sign of life."""
+    """Number of steps so far: a sign of life."""
     _pausing: trio.Condition = attrs.field(factory=trio.Condition, init=False)
     _work: Condition = attrs.field(factory=Condition, init=False)
     _idle: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
@@ -52,7 +52,7 @@ class Frontend:
         """Step while there is work. Runs until cancelled.
 
         Raises:
-          OutOfVocabulary: a prompt held an id that the model does not have; a real server dies of it.
+          OutOfVocabulary: a prompt holds an id that the model does not have; a real server dies of that.
 
         """
         while True:
@@ -71,13 +71,13 @@ class Frontend:
 
     @asynccontextmanager
     async def admitted(self, call: Call) -> AsyncGenerator[list[ActiveRequest]]:
-        """Register the call's rids, wait while paused, dispatch, and yield one ``ActiveRequest`` for each answer.
+        """Register the call's rids, wait while paused, dispatch the requests, and yield one for each answer.
 
         Entering blocks while the server is paused or a weight update waits. Leaving before a request has ended aborts it,
         or forgets it if it has not been dispatched.
 
         Raises:
-          Refusal: a rid is active already, or a request cannot be served.
+          Refusal: a rid is already active, or a request cannot be served.
 
         """
         owned = self.registry.register(call.items, trio.current_time())
@@ -95,10 +95,10 @@ class Frontend:
                 self._release(active)
 
     async def finished(self, active: ActiveRequest, gone: trio.Event) -> Request:
-        """Wait until a request has ended, looking every few seconds whether its client is still there, as SGLang does.
+        """Wait until a request has ended; every ``disconnect_poll`` seconds check that its client is connected, as SGLang does.
 
         Raises:
-          ClientGone: it is not; the request has been aborted.
+          ClientGone: the client has left; the request has been aborted.
 
         """
         while not active.ended.is_set():
@@ -112,7 +112,7 @@ class Frontend:
         return active.request
 
     def abort(self, rid: str = "", *, everything: bool = False) -> None:
-        """Abort by rid. Lost for a request that is registered and not dispatched; a repeat is swallowed."""
+        """Abort by rid. As in SGLang, lost for a request that is registered and not dispatched; a repeat is swallowed."""
         if not everything and not (rid and self.registry.may_abort(rid)):
             return
         self.registry.settle(self.scheduler.abort(None if everything else rid), trio.current_time())
@@ -120,7 +120,7 @@ class Frontend:
             self._idle.unpark_all()
 
     async def pause(self, *, mode: str) -> None:
-        """Pause. In mode "abort" returns once nothing is in flight, looking every ``abort_poll`` seconds."""
+        """Pause. In mode "abort" return once nothing is in flight, checking every ``abort_poll`` seconds."""
         async with self._pausing:
             self.paused = True
             if mode != "abort":
@@ -133,7 +133,7 @@ class Frontend:
                 await wait_s(self.settings.abort_poll)
 
     async def resume(self) -> None:
-        """Go on; what was parked is dispatched."""
+        """Resume, and dispatch the parked requests."""
         async with self._pausing:
             self.paused = False
             self.scheduler.resume()
@@ -141,7 +141,7 @@ class Frontend:
             self._pausing.notify_all()
 
     async def flush(self, patience: float) -> str | None:
-        """Flush the prefix cache, waiting up to ``patience`` seconds for an idle server; says why it could not."""
+        """Flush the prefix cache, waiting up to ``patience`` seconds for an idle server. Return an error message, or None."""
         if self._flushing:
             return "Another flush_cache is already in progress."
         self._flushing = True
@@ -156,7 +156,7 @@ class Frontend:
         return "Timed out waiting for idle state." if patience else "Flush cache failed.\n"
 
     async def update_weights(self, model: TinyModel, version: str | None, *, flush: bool) -> bool:
-        """Take other weights: at once when paused, else when nothing is in flight. False: the cache was not flushed."""
+        """Take other weights: at once when paused, otherwise when nothing is in flight. Return False if the cache was not flushed."""
         async with self._pausing:
             paused = self.paused
         if paused:
@@ -171,7 +171,7 @@ class Frontend:
         return self.scheduler.flush() if flush else True
 
     async def _wait_open(self) -> None:
-        """Silently, for as long as the pause lasts; the lock is taken only where somebody holds it or it is needed."""
+        """Wait silently while paused, as SGLang parks requests. The lock is not taken when there is no pause."""
         if not self.paused:
             return
         async with self._pausing:
@@ -179,7 +179,7 @@ class Frontend:
                 await self._pausing.wait()
 
     async def _sample_often(self, call: Call, owned: list[ActiveRequest]) -> list[ActiveRequest]:
-        """``n`` > 1: run each prompt once for the cache, then drop the caller's rids and register fresh ones."""
+        """Serve ``n`` > 1: run each prompt once for the cache, then drop the caller's rids and register new ones."""
         warmups, samples = self.submission.multiplied(call)
         for item in warmups:
             warmup = self.registry.register([item], trio.current_time())
@@ -208,5 +208,5 @@ class Frontend:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything runs or waits, paused or not."""
+        """True if any request runs or waits, paused or not."""
         return bool(self.scheduler.running or self.scheduler.waiting)

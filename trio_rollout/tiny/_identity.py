@@ -1,4 +1,4 @@
-"""What a tiny server says about itself: ``/model_info``, ``/server_info``, ``/v1/loads``, ``/v1/models``."""
+"""A tiny server's description of itself: ``/model_info``, ``/server_info``, ``/v1/loads``, ``/v1/models``."""
 
 from datetime import UTC, datetime
 from typing import Any, final
@@ -9,13 +9,13 @@ import trio
 from ._frontend import Frontend
 
 VERSION = "0.5.23"
-"""The SGLang whose protocol this is; clients look at it to choose how to talk."""
+"""The SGLang version whose protocol this is; clients choose by it how to talk."""
 
 
 @final
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Identity:
-    """Names, paths and health; a weight update from disk moves the paths, as in SGLang."""
+    """Names, paths and health. A weight update from disk changes the paths, as in SGLang."""
 
     model_path: str
     served_model_name: str
@@ -24,7 +24,7 @@ class Identity:
     healthy: bool = True
 
     def model_info(self, version: str) -> dict[str, Any]:
-        """The answer of ``/model_info``."""
+        """Return the answer to ``/model_info``."""
         return {
             "model_path": self.model_path,
             "served_model_name": self.served_model_name,
@@ -43,7 +43,7 @@ class Identity:
         }
 
     def server_info(self, frontend: Frontend) -> dict[str, Any]:
-        """The answer of ``/server_info``."""
+        """Return the answer to ``/server_info``."""
         settings, scheduler = frontend.settings, frontend.scheduler
         return {
             "model_path": self.model_path,
@@ -66,7 +66,7 @@ class Identity:
         }
 
     def loads(self, frontend: Frontend) -> dict[str, Any]:
-        """The answer of ``/v1/loads``."""
+        """Return the answer to ``/v1/loads``."""
         scheduler = frontend.scheduler
         load = scheduler.load if scheduler.paused else scheduler.load_now()
         room = frontend.settings.cache_tokens

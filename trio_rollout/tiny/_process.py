@@ -1,7 +1,7 @@
-"""A tiny server in a process of its own, which dies with whoever opened it.
+"""A tiny server in a child process, which ends with the process that opened it.
 
-Owns: the child process. Its stdin is a pipe held here: should this process be killed without any chance to clean up, the
-pipe closes and the child leaves by itself.
+Owns: the child process. The child's stdin is a pipe from this process: if this process is killed without a chance to clean
+up, the pipe closes and the child exits.
 """
 
 import subprocess  # ruff: ignore[suspicious-subprocess-import]  only for its constant PIPE
@@ -18,7 +18,7 @@ from ..errors import ServerLost
 from ._settings import TinySettings
 
 _REAPED_WITHIN = 10.0
-"""Seconds; a killed process is reaped at once unless the machine is in deep trouble."""
+"""Seconds. A killed process is reaped at once, unless the machine is badly overloaded."""
 
 
 @final
@@ -35,25 +35,25 @@ class TinyProcess:
 
     @property
     def pid(self) -> int:
-        """Of the child."""
+        """The child's process id."""
         return self._process.pid
 
     @property
     def returncode(self) -> int | None:
-        """Its exit status; None while it runs."""
+        """The exit status; None while the process runs."""
         return self._process.returncode
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kill the process with SIGKILL."""
         self._process.kill()
 
     async def wait(self) -> int:
-        """Wait for its end. Cancelled, it runs on."""
+        """Wait until the process ends, and return its exit status. Cancelled, the process runs on."""
         return await self._process.wait()
 
 
 def _arguments(settings: TinySettings) -> list[str]:
-    """The command line that makes these settings; what is at its default is left out."""
+    """Return the command-line options of these settings; defaults are left out."""
     default = TinySettings()
     names = [field.name for field in attrs.fields(TinySettings) if field.name != "incremental"]
     pairs = [
@@ -65,13 +65,13 @@ def _arguments(settings: TinySettings) -> list[str]:
 
 
 async def _url(lines: trio.abc.ReceiveStream) -> str:
-    """The first line that is a URL."""
+    """Return the first line that is a URL."""
     text = b""
     while b"\n" not in text or not text.rsplit(b"\n", 1)[0].rsplit(b"\n", 1)[-1].startswith(b"http"):
         data = await lines.receive_some(4096)
         if not data:
             raise ServerLost(
-                f"the tiny server process ended before it answered; it said: {text.decode(errors='replace')!r}"
+                f"the tiny server process ended before it answered; its output: {text.decode(errors='replace')!r}"
             )
         text += data
     return text.rsplit(b"\n", 1)[0].rsplit(b"\n", 1)[-1].decode()
@@ -81,10 +81,10 @@ async def _url(lines: trio.abc.ReceiveStream) -> str:
 async def open_tiny_process(
     settings: TinySettings | None = None, *, host: str = "127.0.0.1", port: int = 0
 ) -> AsyncGenerator[TinyProcess]:
-    """A tiny server in its own process, on a free port unless told otherwise.
+    """Run a tiny server in a child process, on a free port by default.
 
-    Entering blocks until it answers; cancelled meanwhile, the process is killed. Leaving kills and reaps it, however it is
-    left. Should it die in between, the body is not disturbed: see ``returncode``.
+    Entering blocks until the server answers; cancelled meanwhile, the process is killed. Leaving kills and reaps the process.
+    If it ends before that, the body is not disturbed: see ``returncode``.
 
     Raises:
       ServerLost: the process ended before it answered.
@@ -94,7 +94,7 @@ async def open_tiny_process(
     command += ["--until-stdin-closes", *_arguments(settings or TinySettings())]
 
     async def serve(*, task_status: trio.TaskStatus[TinyProcess]) -> None:
-        # A session of its own: a terminal's Ctrl-C goes to the whole group, and a run that drains needs its server.
+        # In a new session: a terminal's Ctrl-C goes to the whole process group, and a run that drains needs its server.
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         process = await trio.lowlevel.open_process(command, start_new_session=True, **pipes)
         if process.stdout is None or process.stdin is None:

@@ -1,4 +1,4 @@
-"""Scripted answers, chosen by matching the prompt: for demonstrations in which the model must do as it is told."""
+"""Scripted answers, chosen by the prompt: for demonstrations in which the model must give certain answers."""
 
 import re
 import tomllib
@@ -16,10 +16,10 @@ _MESSAGE_START = "<|im_start|>"
 class Rule(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
     """One rule: all of its conditions must hold.
 
-    ``contains``: every one of these stands in the prompt. ``lacks``: none of these does. ``last_contains``: every one stands
-    in the last message that is no empty one. ``matches``: a regular expression that is found in the prompt. ``turn``: the
-    number of answers that the prompt already holds. ``answer``: the text; ``{1}`` in it is the pattern's first group.
-    ``calls``: tool calls written behind the text in the tokenizer's format.
+    ``contains``: the prompt contains all of these. ``lacks``: the prompt contains none of these. ``last_contains``: the last
+    message that is not empty contains all of these. ``matches``: the prompt contains a match of this regular expression.
+    ``turn``: the number of answers that the prompt already contains. ``answer``: the text; ``{1}`` in it is the pattern's first
+    group. ``calls``: tool calls written behind the text in the tokenizer's format.
     """
 
     contains: str | list[str] = []
@@ -49,7 +49,7 @@ def _list(value: str | list[str]) -> list[str]:
 @final
 @attrs.frozen(eq=False, repr=False)
 class Script:
-    """The rules of one file; the first one that fits answers. A prompt that none fits is answered by the model."""
+    """The rules of one file. The first rule that fits answers; if none fits, the model does."""
 
     rules: tuple[Rule, ...]
 
@@ -61,7 +61,7 @@ class Script:
         """Read a ``.toml`` or ``.json`` file with a list ``rules``.
 
         Raises:
-          SettingsError: it cannot be read or has another form.
+          SettingsError: the file cannot be read, or has another form.
 
         """
         try:
@@ -75,7 +75,7 @@ class Script:
         return cls(tuple(rules))
 
     def answer(self, prompt: str) -> str | None:
-        """What the first fitting rule says, or None."""
+        """Return the answer of the first rule that fits, or None."""
         messages = [message for message in prompt.split(_MESSAGE_START) if message.strip()]
         written = sum(message.startswith("assistant\n") and len(message) > len("assistant\n") for message in messages)
         spoken = [message for message in messages if message.strip() != "assistant"]

@@ -1,9 +1,7 @@
-"""A tiny server in the current Trio run: over TCP, or over any streams that are handed to it.
+"""A tiny server in the current Trio run, over TCP or over streams that are handed to it; and ``run_tiny`` for the command line.
 
-Owns: the nursery of its connections and of its step loop, and the scope that is its life. When that scope is cancelled the
-server is dead as a killed process is: connections broken, port closed, nothing answered.
-
-Serve until interrupted: what the command line calls.
+Owns: the nursery of the connections and of the step loop, and the scope around it. When that scope is cancelled, the server
+ends as a killed process does: connections break, the port closes, nothing is answered.
 """
 
 import logging
@@ -39,12 +37,12 @@ _LOGGER = logging.getLogger("trio_rollout.tiny")
 
 @attrs.frozen(kw_only=True)
 class TinyStatistics:
-    """What a tiny server has in hand."""
+    """Counts of a tiny server."""
 
     running: int
     waiting: int
     active: int
-    """rids that are registered: running, waiting, or parked by a pause."""
+    """Registered rids: running, waiting, or parked by a pause."""
     connections: int
     weight_version: str
     paused: bool
@@ -53,14 +51,14 @@ class TinyStatistics:
 @final
 @attrs.define(eq=False, repr=False, kw_only=True)
 class TinyServer:
-    """A running tiny server. ``url`` is empty when it has no port; ``dead`` is set when it has died or been killed."""
+    """A running tiny server. ``url`` is empty if it has no port; ``dead`` is set when the server has died or been killed."""
 
     app: App
     frontend: Frontend
     url: str = ""
     dead: trio.Event = attrs.field(factory=trio.Event)
     failure: Exception | None = None
-    """What it died of, unless it was killed."""
+    """The error that the server died of, unless it was killed."""
     _nursery: trio.Nursery = attrs.field(alias="nursery")
     _scope: trio.CancelScope = attrs.field(alias="scope")
     _connections: set[ServerConnection] = attrs.field(factory=set, init=False)
@@ -75,7 +73,7 @@ class TinyServer:
         return self.frontend.scheduler.model
 
     def statistics(self) -> TinyStatistics:
-        """Its counts, now."""
+        """Return the counts of this moment."""
         scheduler = self.frontend.scheduler
         return TinyStatistics(
             running=len(scheduler.running),
@@ -87,12 +85,12 @@ class TinyServer:
         )
 
     def kill(self) -> None:
-        """Die as a killed process does: every connection is closed at once, nothing more is answered."""
+        """End as a killed process does: every connection closes at once, and nothing more is answered."""
         self.dead.set()
         self._scope.cancel("the tiny server was killed")
 
     def accept(self, stream: trio.abc.Stream) -> None:
-        """Serve a client on ``stream``, which is the server's from now on.
+        """Serve a client on ``stream``, which the server takes over.
 
         Raises:
           BrokenResourceError: the server is dead.
@@ -115,7 +113,7 @@ class TinyServer:
         await self._nursery.start(trio.serve_listeners, self.serve, listeners)
 
     async def serve(self, stream: trio.abc.Stream) -> None:
-        """Serve one client until its connection ends; for whoever brings a nursery of its own."""
+        """Serve one client until its connection ends; for a caller that has a nursery for it."""
         connection = ServerConnection(stream)
         self._connections.add(connection)
         try:
@@ -130,7 +128,7 @@ class TinyServer:
         try:
             await self.frontend.run()
         except OutOfVocabulary as error:
-            _LOGGER.exception("the server dies, as a real one would")
+            _LOGGER.exception("the tiny server dies of a token id outside its vocabulary, as a real one would")
             self.failure = error
             self.kill()
 
@@ -200,10 +198,10 @@ def _build(
 async def open_tiny(
     settings: TinySettings | None = None, *, model: TinyModel | None = None, ports: Ports | None = None
 ) -> AsyncGenerator[TinyServer]:
-    """A tiny server without a port: clients are handed to ``server.accept(stream)``.
+    """Run a tiny server without a port: clients are handed to ``server.accept(stream)``.
 
-    Entering does not wait for anybody. Leaving kills it: what it was serving is broken off. When it dies before, of a
-    token id outside its vocabulary, the body is not disturbed: ``server.dead`` is set, ``server.failure`` says why.
+    Entering does not block. Leaving kills the server and breaks its connections. If it dies before that, of a token id
+    outside its vocabulary, the body is not disturbed: ``server.dead`` is set, and ``server.failure`` is the error.
     """
     settings = settings or TinySettings()
     ports = ports or Ports()
@@ -232,9 +230,9 @@ async def open_tiny_server(
     model: TinyModel | None = None,
     ports: Ports | None = None,
 ) -> AsyncGenerator[TinyServer]:
-    """A tiny server on ``host:port`` (0: a free port, see ``server.url``), in the current Trio run.
+    """Run a tiny server on ``host:port`` (0: a free port, see ``server.url``) in the current Trio run.
 
-    Entering blocks until it answers. Leaving kills it, as ``open_tiny`` says.
+    Entering blocks until the server answers. Leaving kills it, as in ``open_tiny``.
 
     Raises:
       OSError: the port is taken.
@@ -272,12 +270,12 @@ async def _serve(
 def run_tiny(
     settings: TinySettings, host: str, port: int, announce: Callable[[str], None], *, until_stdin_closes: bool = False
 ) -> None:
-    """Serve on ``host:port`` (0: a free port); ``announce`` is called with the URL once it answers.
+    """Serve on ``host:port`` (0: a free port); ``announce`` is called with the URL once the server answers.
 
-    Returns when the process that holds the other end of stdin has gone, if ``until_stdin_closes``; else never.
+    With ``until_stdin_closes``, return when the process at the other end of stdin has ended; otherwise never return.
 
     Raises:
-      ServerLost: a token id outside the vocabulary came in, and the server died of it as a real one does.
+      ServerLost: a token id outside the vocabulary came in, and the server died of that as a real one does.
       OSError: the port is taken.
 
     """

@@ -1,4 +1,4 @@
-"""Settings of one tiny server: what it serves, its limits, and how slow or quirky it is."""
+"""The settings of a tiny server: its model, its limits, its delays."""
 
 from pathlib import Path
 
@@ -13,19 +13,19 @@ def _path(value: str | Path | None) -> Path | None:
 
 @attrs.frozen(kw_only=True)
 class TinySettings:
-    """One tiny server. All times are seconds.
+    """Settings of one tiny server. All times are seconds.
 
-    The model is a table of ``rows`` x ``vocab`` logits, indexed by the last ``context_tokens`` tokens: without collisions
-    where ``(vocab + 1) ** context_tokens <= rows``, else by a hash. ``weights`` (a file or a folder that ``TinyModel.save``
-    wrote) replaces the random table of ``seed``, ``scale`` being its spread. ``vocab=None`` is the shipped tokenizer's.
-    ``eos_id=None`` is its ``<|im_end|>``, where the vocabulary has it; with a negative one nothing ends a text but limits.
+    The model is a table of ``rows`` x ``vocab`` logits, indexed by the last ``context_tokens`` tokens: without collisions if
+    ``(vocab + 1) ** context_tokens <= rows``, otherwise by a hash. ``weights`` (a file or a folder that ``TinyModel.save``
+    wrote) replaces the random table of ``seed``, whose spread is ``scale``. ``vocab=None``: the shipped tokenizer's.
+    ``eos_id=None``: its ``<|im_end|>``, if the vocabulary has it; with a negative one only limits end a text.
 
     ``max_running`` requests decode at once, ``max_queued`` may wait (None: any number); ``context_length`` bounds prompt
-    and answer together; ``cache_tokens`` the prefix cache. ``step_delay`` is waited after every decode step.
+    and answer together, ``cache_tokens`` the prefix cache. ``step_delay``: the pause after every decode step.
     ``incremental``: streams carry deltas. ``script``: answers chosen by the prompt, for demonstrations.
-    ``reasoning_parser``: the name that /model_info says, of the format in which the model writes thoughts.
-    ``health_timeout``: how long /health waits for a sign of life. ``disconnect_poll``: how often a request that does not
-    stream looks whether its client is still there. ``abort_poll``: how often a pause in abort mode looks again.
+    ``reasoning_parser``: the name, shown in /model_info, of the format of the model's thoughts.
+    ``health_timeout``: the time that /health waits for a step. ``disconnect_poll``: the interval at which a request that does
+    not stream checks its client's connection. ``abort_poll``: the interval at which a pause in mode abort checks again.
 
     Raises:
       SettingsError: a field is out of its range.

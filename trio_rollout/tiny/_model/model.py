@@ -1,10 +1,10 @@
-"""The language model: one table of logits, a row for every context of the last few tokens.
+"""The language model: one table of logits, with a row for every context of the last few tokens.
 
-Exact and without state: the logits of a token depend on the weights and the last ``context_tokens`` tokens only, so that
-scoring a sequence gives the log-probs it was sampled with, and a trainer can follow the gradient into the table.
+The model has no other state. The logits of a token depend only on the weights and the last ``context_tokens`` tokens, so that
+scoring a sequence gives the log-probs that it was sampled with, and a trainer can follow the gradient into the table.
 
-Owns: the table. A context is written as codes, token + 1, with 0 for "before the beginning". While ``(vocab + 1) **
-context_tokens`` rows fit, each context has a row of its own; otherwise a hash chooses one.
+Owns: the table. A context is written as codes, token + 1, with 0 for "before the beginning". If ``(vocab + 1) **
+context_tokens`` rows fit, every context has its row; otherwise a hash chooses one.
 """
 
 import json
@@ -28,7 +28,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def mixed(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Spread every bit of ``value`` over all 64: the finaliser of splitmix64."""
+    """Spread every bit of ``value`` over all 64 bits: the finaliser of splitmix64."""
     value = (value ^ (value >> np.uint64(30))) * _MIX_1
     value = (value ^ (value >> np.uint64(27))) * _MIX_2
     return value ^ (value >> np.uint64(31))
@@ -39,7 +39,7 @@ def _multipliers(count: int) -> npt.NDArray[np.uint64]:
 
 
 def log_softmax(logits: Floats) -> Floats:
-    """Log-probs of each row of logits."""
+    """Return the log-probs of each row of logits."""
     shifted = logits - logits.max(axis=1, keepdims=True)
     scores: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return scores
@@ -50,7 +50,7 @@ def log_softmax(logits: Floats) -> Floats:
 class TinyModel:
     """A table of logits, ``table[row, token]``, which its owner may write to.
 
-    ``row_indices(tokens)`` says which row predicts each token, so that a policy gradient is a scatter into the table.
+    ``row_indices(tokens)`` are the rows that predict each token: a policy gradient is a scatter into the table.
     """
 
     table: Floats
@@ -83,27 +83,27 @@ class TinyModel:
 
     @property
     def exact(self) -> bool:
-        """Whether no two contexts share a row."""
+        """True if no two contexts share a row."""
         return self._exact
 
     @classmethod
     def random(
         cls, *, vocab: int, context_tokens: int = 3, rows: int = 4096, scale: float = 2.0, seed: int = 0
     ) -> "TinyModel":
-        """Normally distributed logits; no more rows than there are contexts."""
+        """Return a model of normally distributed logits, with no more rows than there are contexts."""
         needed = (vocab + 1) ** context_tokens
         table = np.random.default_rng(seed).standard_normal((min(rows, needed), vocab), dtype=np.float32)
         return cls(table * np.float32(scale), context_tokens)
 
     def codes(self, tokens: npt.ArrayLike) -> Ints:
-        """The code of the context that follows ``tokens``: ``context_tokens`` integers, the newest last."""
+        """Return the code of the context after ``tokens``: ``context_tokens`` integers, the newest last."""
         tail = np.asarray(tokens, np.int64)[-self.context_tokens :] + 1
         padded = np.zeros(self.context_tokens, np.int64)
         padded[self.context_tokens - tail.size :] = tail
         return padded
 
     def rows_of(self, codes: Ints) -> Ints:
-        """The row of each context; ``codes[..., context_tokens]``."""
+        """Return the row of each context; ``codes[..., context_tokens]``."""
         flat = codes.reshape(-1, self.context_tokens).astype(np.uint64)
         place: npt.NDArray[np.uint64] = (flat * self._weights).sum(axis=1, dtype=np.uint64)
         if not self._exact:
@@ -111,14 +111,14 @@ class TinyModel:
         return place.astype(np.int64).reshape(codes.shape[:-1])
 
     def row_indices(self, tokens: npt.ArrayLike, start: int = 0) -> Ints:
-        """The row that predicts each of ``tokens[start:]``, given the tokens before it."""
+        """Return the row that predicts each of ``tokens[start:]``, given the tokens before it."""
         ids = np.asarray(tokens, np.int64)
         padded = np.concatenate([np.zeros(self.context_tokens, np.int64), ids + 1])
         windows = np.lib.stride_tricks.sliding_window_view(padded, self.context_tokens)
         return self.rows_of(windows[start : ids.size])
 
     def log_probs(self, tokens: npt.ArrayLike, start: int = 0, *, temperature: float = 1.0) -> Floats:
-        """The log-prob of each of ``tokens[start:]`` after those before it; the very first one's context is empty."""
+        """Return the log-prob of each of ``tokens[start:]`` after those before it; the first token's context is empty."""
         ids = np.asarray(tokens, np.int64)
         rows, place = np.unique(self.row_indices(ids, start), return_inverse=True)
         scores = log_softmax(self.table[rows] / np.float32(temperature))
@@ -126,7 +126,7 @@ class TinyModel:
         return found
 
     def save(self, path: str | Path) -> Path:
-        """Write the weights: a ``.npz`` or ``.npy`` file, or else a folder with ``model.npz`` and ``config.json``.
+        """Write the weights to a ``.npz`` or ``.npy`` file, or else to a folder with ``model.npz`` and ``config.json``.
 
         The file is replaced in one step: a server that loads it meanwhile gets the old weights or the new ones.
         """
@@ -146,11 +146,11 @@ class TinyModel:
 
     @classmethod
     def load(cls, path: str | Path, *, context_tokens: int = 3, like: "TinyModel | None" = None) -> "TinyModel":
-        """Read what ``save`` wrote. ``context_tokens`` is used where the file does not say it (``.npy``).
+        """Read the weights that ``save`` wrote. ``context_tokens`` is used if the file does not contain it (``.npy``).
 
         Raises:
-          OSError: there is no such file, or it cannot be read.
-          ValueError: it holds no table of logits, or another vocabulary or context than ``like`` has.
+          OSError: the file does not exist, or cannot be read.
+          ValueError: the file has no table of logits, or another vocabulary or context than ``like`` has.
 
         """
         model = cls._read(Path(path), context_tokens if like is None else like.context_tokens)
@@ -180,7 +180,7 @@ class TinyModel:
 
 
 def write_config(folder: Path, config: dict[str, object]) -> None:
-    """Write the ``config.json`` that clients read the size of the vocabulary from."""
+    """Write the ``config.json`` from which clients read the size of the vocabulary."""
     folder.mkdir(parents=True, exist_ok=True)
     whole = {"architectures": ["TinyTableLM"], "model_type": "tiny_table", **config}
     (folder / "config.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")

@@ -1,6 +1,6 @@
-"""Sampling, vectorised over the running requests: temperature, then top-k, top-p and min-p where a request asks for them.
+"""Sampling, vectorised over the running requests: temperature, then top-k, top-p and min-p if a request asks for them.
 
-Pure functions. Log-probs are those after the temperature and before top-k, top-p and min-p, as SGLang reports them.
+Pure functions. Log-probs are taken after the temperature and before top-k, top-p and min-p, as SGLang reports them.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _BLOCK = 32
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """Which tokens one request may get: the ``top_k`` likeliest, a share ``top_p``, none below ``min_p`` of the best."""
+    """Limits of the tokens that a request may get: the ``top_k`` likeliest, a share ``top_p``, none below ``min_p`` of the best."""
 
     top_k: int = EVERY_TOKEN
     top_p: float = 1.0
@@ -30,13 +30,13 @@ class Limits:
 
     @property
     def any(self) -> bool:
-        """Whether anything is limited at all."""
+        """True if anything is limited."""
         return self.top_k < EVERY_TOKEN or self.top_p < 1.0 or self.min_p > 0.0
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Draw:
-    """One token for every row: ids, their log-probs, and what the log-probs of all others are made from."""
+    """One token for every row: ids, their log-probs, and the parts from which the log-probs of all tokens are made."""
 
     ids: Ints
     log_probs: Floats
@@ -44,15 +44,15 @@ class Draw:
     log_total: Floats
 
     def row(self, index: int) -> Floats:
-        """The log-probs of the whole vocabulary in one row."""
+        """Return the log-probs of the whole vocabulary in one row."""
         scores: Floats = self.shifted[index] - self.log_total[index]
         return scores
 
 
 def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> Uniforms:
-    """A number in [0, 1) for each row that depends on its seed and position only, never on its neighbours.
+    """Return a number in [0, 1) for each row, which depends only on its seed and position, never on its neighbours.
 
-    24 bits, so that its product with a float32 total, in float64, stays below that total.
+    It has 24 bits, so that its product with a float32 total, in float64, stays below that total.
     """
     bits = mixed(seeds + (positions + np.uint64(1)) * _GOLDEN) >> np.uint64(40)
     return bits.astype(np.float64) * 2.0**-24
@@ -75,10 +75,10 @@ def draw(logits: Floats, temperatures: Floats, numbers: Uniforms, limited: Seque
 
 
 def _chosen(blocks: Floats, block_sums: Floats, numbers: Uniforms) -> Ints:
-    """Where the running sum of a row passes ``number * total``: first among its blocks, then inside one.
+    """Return the token at which the running sum of a row passes ``number * total``: first the block, then inside it.
 
-    One running sum over the whole row is a chain of dependent additions, measured at three times the cost of this. A
-    token of weight 0 is never taken: the comparisons are strict, and the rest is kept inside its block.
+    One running sum over the whole row is a chain of dependent additions and costs three times as much (measured). A token
+    of weight 0 is never taken: the comparisons are strict, and the rest is kept inside its block.
     """
     every = np.arange(len(blocks))
     running = block_sums.cumsum(axis=1)
@@ -92,7 +92,7 @@ def _chosen(blocks: Floats, block_sums: Floats, numbers: Uniforms) -> Ints:
 
 
 def _limited(weights: Floats, limits: Limits, number: float) -> int:
-    """As SGLang does it: sorted by probability; a token stays while the share *before* it is at most ``top_p``."""
+    """Sample as SGLang does it: sorted by probability; a token stays if the share *before* it is at most ``top_p``."""
     if limits.top_k == 1:
         return int(weights.argmax())
     order = np.argsort(-weights, kind="stable")[: limits.top_k]

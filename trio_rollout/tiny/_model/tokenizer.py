@@ -1,7 +1,7 @@
-"""The tokenizer of the tiny server: byte-level, shipped as data files that transformers can load as well.
+"""The tokenizer of the tiny server: byte-level, shipped as data files that transformers can load too.
 
-Ids 0..255 are the bytes themselves, then come the special tokens and the markers of tool calls, then merges. Encoding is
-done by the ``tokenizers`` library; decoding is a table of bytes, because it runs once for every answer.
+Ids 0..255 are the bytes; then come the special tokens and the markers of tool calls, then merges. The ``tokenizers`` library
+encodes; decoding is a table of bytes, because it runs for every answer.
 """
 
 import codecs
@@ -16,11 +16,11 @@ DATA = Path(__file__).with_name("data")
 """The folder with ``tokenizer.json``, ``tokenizer_config.json`` (chat template) and ``config.json``."""
 
 END = "<|im_end|>"
-"""Ends a message; the model's end token."""
+"""The end of a message; the model's end token."""
 
 
 def _bytes_of_chars() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for: printable ones stand for themselves."""
+    """Return the byte of each character of a byte-level vocabulary; printable characters stand for themselves."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
@@ -51,7 +51,7 @@ class TinyTokenizer:
 
     @property
     def vocab(self) -> int:
-        """How many tokens it has."""
+        """The number of tokens."""
         return len(self._pieces)
 
     @property
@@ -60,15 +60,15 @@ class TinyTokenizer:
         return self._pieces.index(END.encode())
 
     def encode(self, text: str) -> list[int]:
-        """The ids of ``text``; special tokens written out in it become themselves."""
+        """Return the ids of ``text``; special tokens written out in it become their ids."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def piece(self, token: int) -> bytes:
-        """The bytes of one token; none for an id that only the model knows."""
+        """Return the bytes of one token; none for an id that only the model knows."""
         return self._pieces[token] if 0 <= token < len(self._pieces) else b""
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True, final: bool = True) -> str:
-        """The text of ``ids``; bytes that are no UTF-8 become U+FFFD. Not ``final``: half a character is kept back."""
+        """Return the text of ``ids``; bytes that are not UTF-8 become U+FFFD. Unless ``final``, half a character is held back."""
         hidden = self._special if skip_special else frozenset()
         data = b"".join([self.piece(token) for token in ids if token not in hidden])
         return codecs.getincrementaldecoder("utf-8")("replace").decode(data, final)

@@ -1,6 +1,6 @@
-"""Which prompts the server has seen: a tree of token runs, for ``cached_tokens``. No values are stored, only lengths matter.
+"""The prompts that the server has seen, as a tree of token runs, for ``cached_tokens``. Only lengths matter: no values are kept.
 
-Owns: the tree. At most ``capacity`` tokens; the leaves that were used longest ago go first.
+Owns: the tree. It holds at most ``capacity`` tokens; the leaves that were used longest ago are dropped first.
 """
 
 from typing import TypeAlias, final
@@ -21,7 +21,7 @@ class _Node:
 
 
 def _common(left: Tokens, right: Tokens) -> int:
-    """How many leading tokens are the same."""
+    """Return the number of leading tokens that are equal."""
     size = min(left.size, right.size)
     different = left[:size] != right[:size]
     return int(different.argmax()) if different.any() else size
@@ -30,11 +30,11 @@ def _common(left: Tokens, right: Tokens) -> int:
 @final
 @attrs.define(eq=False, repr=False)
 class PrefixCache:
-    """The longest prefix of a prompt that has been computed before."""
+    """Finds the longest prefix of a prompt that has been computed before."""
 
     capacity: int
     tokens: int = attrs.field(default=0, init=False)
-    """How many tokens it holds."""
+    """The number of tokens in the cache."""
     _clock: int = attrs.field(default=0, init=False)
     _root: _Node = attrs.field(init=False)
 
@@ -50,11 +50,11 @@ class PrefixCache:
         self.tokens = 0
 
     def match(self, tokens: Tokens) -> int:
-        """How many leading tokens are known."""
+        """Return the number of leading tokens that are in the cache."""
         return self._walk(tokens)[1]
 
     def insert(self, tokens: Tokens) -> None:
-        """Remember ``tokens`` and all its prefixes."""
+        """Add ``tokens`` and all its prefixes."""
         node, known = self._walk(tokens)
         if known < tokens.size:
             rest = tokens[known:].copy()
@@ -63,7 +63,7 @@ class PrefixCache:
             self._evict()
 
     def _walk(self, tokens: Tokens) -> tuple[_Node, int]:
-        """Follow ``tokens`` down; a run that matches in part is split, so that the node returned ends where they part."""
+        """Follow ``tokens`` down the tree, and split a run that matches in part, so that the returned node ends there."""
         self._clock += 1
         node, place = self._root, 0
         while place < tokens.size:
@@ -98,7 +98,7 @@ class PrefixCache:
         return found
 
     def _evict(self) -> None:
-        """Down to nine tenths at once: walking the whole tree for every insertion would cost more than the model."""
+        """Drop leaves down to nine tenths at once: walking the tree at every insertion would cost more than the model."""
         if self.tokens <= self.capacity:
             return
         while self.tokens > self.capacity * 9 // 10:

@@ -1,7 +1,4 @@
-"""One request as the scheduler sees it: prompt, limits, what it has sampled so far, and how it ended. No I/O, no clock.
-
-Why a request ends after its newest token: a stop string, a stop id, its length. No I/O.
-"""
+"""One request as the scheduler sees it: prompt, limits, tokens so far, and the reason of its end. No I/O, no clock."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -26,7 +23,7 @@ QUEUE_FULL: FinishReason = {"type": "abort", "status_code": 503, "message": "The
 
 @attrs.frozen(kw_only=True)
 class Penalties:
-    """What is subtracted from the logits of tokens that a request has sampled already, and added to others."""
+    """Changes of the logits: penalties for tokens that a request has already sampled, and biases."""
 
     frequency: float = 0.0
     presence: float = 0.0
@@ -36,13 +33,13 @@ class Penalties:
 
     @property
     def any(self) -> bool:
-        """Whether anything changes the logits at all."""
+        """True if the logits are changed."""
         return self != Penalties()
 
 
 @attrs.frozen(kw_only=True)
 class Sampling:
-    """How one request is sampled, checked and with SGLang's defaults filled in."""
+    """The sampling parameters of a request, checked, with SGLang's defaults filled in."""
 
     max_new_tokens: int = 128
     temperature: float = 1.0
@@ -51,7 +48,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_regex: tuple[str, ...] = ()
     stop_ids: frozenset[int] = frozenset()
-    """End tokens included; empty with ``ignore_eos``, which in SGLang silences ``stop_token_ids`` as well."""
+    """With the end token; empty with ``ignore_eos``, which in SGLang disables ``stop_token_ids`` too."""
     skip_special_tokens: bool = True
     no_stop_trim: bool = False
     seed: int | None = None
@@ -59,11 +56,11 @@ class Sampling:
 
 @attrs.frozen(kw_only=True)
 class Wanted:
-    """What the answer should carry besides text and ids."""
+    """The parts of the answer that were asked for besides text and ids."""
 
     log_probs: bool = False
     log_probs_from: int = -1
-    """From which prompt token on; -1: none of the prompt's."""
+    """The first prompt token that is scored; -1: none."""
     top: int = 0
     token_ids: tuple[int, ...] = ()
     texts: bool = False
@@ -74,7 +71,7 @@ class Wanted:
 @final
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Request:
-    """A request between its arrival in the queue and its end. Only the scheduler changes it."""
+    """A request from its arrival in the queue to its end. Only the scheduler changes it."""
 
     rid: str
     prompt: npt.NDArray[np.int64]
@@ -82,7 +79,7 @@ class Request:
     wanted: Wanted = attrs.field(factory=Wanted)
     seed: int = 0
     forced: tuple[int, ...] = ()
-    """A script's answer: these tokens are "sampled" first, whatever the dice say."""
+    """A script's answer: these tokens come first, in place of sampled ones."""
 
     output_ids: list[int] = attrs.field(factory=list)
     log_probs: list[float] = attrs.field(factory=list)
@@ -96,24 +93,24 @@ class Request:
     cached_tokens: int = 0
     retractions: int = 0
     version_changes: list[tuple[str, int]] = attrs.field(factory=list)
-    """(the version until then, number of output tokens at the change)."""
+    """(version until the change, number of output tokens at the change)."""
     last_version: str = ""
     """The server's version when the request ended."""
     aborting: bool = False
     finish: FinishReason | None = None
     in_queue: bool = False
-    """It was ended by something else than a decode step: its ``meta_info`` is shorter."""
+    """True if the request did not end by a decode step: its ``meta_info`` is shorter."""
 
     def __repr__(self) -> str:
         state = "aborting" if self.aborting else "live" if self.finish is None else self.finish["type"]
         return f"<Request {self.rid} {self.prompt.size}+{len(self.output_ids)} tokens, {state}>"
 
     def end(self, finish: FinishReason, version: str) -> None:
-        """It is over."""
+        """End the request."""
         self.finish, self.last_version = finish, version
 
     def spans(self, current: str) -> list[dict[str, Any]]:
-        """Which weight version sampled which output tokens; one empty span where there are none."""
+        """Return the weight version of each run of output tokens; one empty span if there are none."""
         count = len(self.output_ids)
         spans: list[dict[str, Any]] = []
         for version, end in [*self.version_changes, (current, count)]:
@@ -127,13 +124,13 @@ class Request:
 
 
 _REGEX_TOKENS = 256
-"""How far back a stop pattern is looked for; SGLang bounds it by the pattern's longest match."""
+"""Tokens in which a stop pattern is searched; SGLang bounds them by the pattern's longest match."""
 
 _LONGEST_CHARACTER = 4
 
 
 def stop_reason(request: Request, piece: Callable[[int], bytes]) -> FinishReason | None:
-    """The reason to end, if there is one. Strings go before ids, and ids before the length, as in SGLang."""
+    """Return the reason to end after the newest token, or None. Strings come before ids, ids before the length, as in SGLang."""
     sampling, token = request.sampling, request.output_ids[-1]
     if sampling.stop:
         matched = _stop_string(request, piece(token))
@@ -152,7 +149,7 @@ def stop_reason(request: Request, piece: Callable[[int], bytes]) -> FinishReason
 
 
 def _stop_string(request: Request, new: bytes) -> str | None:
-    """Looked for in the decoded text, as a client sees it: U+FFFD matches bytes that are no UTF-8."""
+    """Search the decoded text, as a client sees it: U+FFFD matches bytes that are not UTF-8."""
     stops, data = request.sampling.stop, request.tail + new
     keep = max(len(stop.encode()) for stop in stops) + _LONGEST_CHARACTER
     request.tail = data[-keep:]
@@ -161,12 +158,12 @@ def _stop_string(request: Request, new: bytes) -> str | None:
 
 
 def may_become_stop(text: str, stops: tuple[str, ...]) -> bool:
-    """Whether ``text`` ends in the beginning of a stop string: a stream then holds it back, for it may be trimmed."""
+    """Return True if ``text`` ends in the beginning of a stop string: a stream holds it back, as it may be trimmed."""
     return any(text.endswith(stop[:size]) for stop in stops for size in range(1, len(stop) + 1))
 
 
 def trimmed(text: str, finish: FinishReason) -> str:
-    """``text`` up to the stop string that ended it."""
+    """Return ``text`` up to the stop string that ended it."""
     matched = finish.get("matched")
     place = text.find(matched) if isinstance(matched, str) else -1
     return text if place < 0 else text[:place]

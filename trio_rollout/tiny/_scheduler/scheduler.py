@@ -1,14 +1,15 @@
-"""Log-probs of prompts, and of tokens other than the one that was sampled. No I/O.
+"""Continuous batching: one step gives one token to every running request. No I/O, no clock, no Trio.
 
-The columns of a running batch: what one vectorised step needs of every request, rebuilt when its members change.
+Owns: the queue, the running requests, the prefix cache, the weights in use and their version. ``Batch`` holds the columns that
+one vectorised step needs of every request; it is rebuilt when its members change.
 
-Continuous batching: one step gives one token to every running request. No I/O, no clock, no Trio.
+The rules are SGLang's:
 
-Owns: the queue, the running requests, the prefix cache, the weights in use and their version.
-
-Rules, each SGLang's own: a running request that is aborted gets one more token; one in the queue ends at once; aborts match
-by prefix; the queue is counted before a step takes from it; a pause in place keeps what runs, a pause with retraction puts
-it back into the queue, as far as there is room; a paused one reports the load it had before; a token outside the vocabulary kills the server.
+- A running request that is aborted gets one more token; one in the queue ends at once. Aborts match by prefix.
+- The queue is counted before a step takes from it.
+- A pause in place keeps the running requests; a pause with retraction puts them back into the queue, as far as it has room.
+- A paused server reports the load that it had before.
+- A token outside the vocabulary kills the server.
 """
 
 from collections import deque
@@ -26,7 +27,7 @@ from .request import ABORTED, ABORTED_IN_QUEUE, QUEUE_FULL, Ranked, Request, sto
 
 
 def ranked(scores: Floats, count: int) -> Ranked:
-    """The ``count`` likeliest tokens with their log-probs, best first."""
+    """Return the ``count`` likeliest tokens with their log-probs, best first."""
     count = min(count, scores.size)
     best = np.argpartition(-scores, count - 1)[:count]
     best = best[np.argsort(-scores[best], kind="stable")]
@@ -34,12 +35,12 @@ def ranked(scores: Floats, count: int) -> Ranked:
 
 
 def picked(scores: Floats, tokens: Sequence[int]) -> Ranked:
-    """The log-probs of ``tokens``."""
+    """Return the log-probs of ``tokens``."""
     return [(float(scores[token]), token, None) for token in tokens]
 
 
 def score_prompt(model: TinyModel, request: Request) -> None:
-    """Fill in the log-probs of the prompt's tokens from ``log_probs_from`` on; the first place has none, as in SGLang."""
+    """Fill in the log-probs of the prompt's tokens from ``log_probs_from`` on; the first one has none, as in SGLang."""
     wanted, start = request.wanted, request.wanted.log_probs_from
     rest = request.prompt[start:]
     if not rest.size:
@@ -70,11 +71,11 @@ class Batch:
     _positions: npt.NDArray[np.uint64]
     _limited: tuple[tuple[int, Limits], ...]
     _special: tuple[int, ...]
-    """Rows that need a look of their own: logits changed, tokens forced, log-probs of other tokens wanted."""
+    """Rows that are treated one by one: logits changed, tokens forced, log-probs of other tokens wanted."""
 
     @classmethod
     def of(cls, requests: Sequence[Request], model: TinyModel) -> "Batch":
-        """The columns of ``requests`` as they stand."""
+        """Return the columns of ``requests`` as they are now."""
         span = model.context_tokens
         return cls(
             tuple(requests),
@@ -103,7 +104,7 @@ class Batch:
             request.log_probs.append(log_prob)
 
     def _force(self, row: int, drawn: Draw) -> None:
-        """A scripted token takes the place of the sampled one; its log-prob is the model's own."""
+        """Return a scripted token in place of the sampled one; its log-prob is the model's."""
         request, scores = self.requests[row], drawn.row(row)
         place = len(request.output_ids)
         if place < len(request.forced):
@@ -121,7 +122,7 @@ def _is_special(request: Request) -> bool:
 
 
 def _adjust(logits: Floats, request: Request) -> None:
-    """Penalties and biases change the logits in place, before the temperature."""
+    """Apply penalties and biases to the logits in place, before the temperature."""
     penalties = request.sampling.penalties
     if not penalties.any:
         return
@@ -137,22 +138,22 @@ def _adjust(logits: Floats, request: Request) -> None:
 
 
 class OutOfVocabulary(Exception):
-    """A token id outside the vocabulary reached the model: a real server dies of it."""
+    """A token id outside the vocabulary reached the model; a real server dies of that."""
 
 
 @attrs.frozen(eq=False)
 class Step:
-    """What one step did."""
+    """The result of one step."""
 
     ended: tuple[Request, ...] = ()
-    """They are over; their slots are free."""
+    """Requests that have ended; their slots are free."""
     advanced: tuple[Request, ...] = ()
-    """They got a token and go on."""
+    """Requests that got a token and go on."""
 
 
 @attrs.frozen(kw_only=True)
 class Load:
-    """What a scheduler has in hand."""
+    """The load of a scheduler."""
 
     running: int = 0
     waiting: int = 0
@@ -173,11 +174,11 @@ class Scheduler:
     version: str = "default"
     paused: bool = attrs.field(default=False, init=False)
     load: Load = attrs.field(factory=Load, init=False)
-    """What it had in hand when it was last paused."""
+    """The load before the last pause."""
     waiting: deque[Request] = attrs.field(factory=deque, init=False)
     running: list[Request] = attrs.field(factory=list, init=False)
     _batch: Batch | None = attrs.field(default=None, init=False)
-    """Columns of ``running``; None when its members or the weights have changed."""
+    """The columns of ``running``; None when its members or the weights have changed."""
 
     def __repr__(self) -> str:
         paused = ", paused" if self.paused else ""
@@ -185,16 +186,16 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """True if a step would do anything."""
         return not self.paused and bool(self.running or self.waiting)
 
     @property
     def idle(self) -> bool:
-        """Whether the cache may be flushed: nothing runs, and nothing waits either, unless it waits for the resume."""
+        """True if the cache may be flushed: nothing runs, and nothing waits except for the resume."""
         return not self.running and (self.paused or not self.waiting)
 
     def load_now(self) -> Load:
-        """What is in hand, as a paused server does not report it: it shows ``load``, as it was before the pause."""
+        """Return the load of this moment. A paused server reports ``load`` instead, the load before the pause."""
         used = sum(one.prompt.size + len(one.output_ids) for one in self.running)
         return Load(
             running=len(self.running),
@@ -204,7 +205,7 @@ class Scheduler:
         )
 
     def add(self, request: Request) -> bool:
-        """Queue a request. False when the queue is full: it is over then."""
+        """Queue a request. Return False if the queue is full: the request has ended then."""
         if self.max_queued is not None and len(self.waiting) >= self.max_queued:
             request.in_queue = True
             request.end(QUEUE_FULL, self.version)
@@ -213,7 +214,7 @@ class Scheduler:
         return True
 
     def abort(self, prefix: str | None) -> tuple[Request, ...]:
-        """Abort what begins with ``prefix`` (None: everything). Returns those of the queue, which are over now."""
+        """Abort the requests whose rid begins with ``prefix`` (None: all). Return those of the queue, which have ended now."""
         queued = tuple(request for request in self.waiting if prefix is None or request.rid.startswith(prefix))
         for request in queued:
             request.in_queue = True
@@ -226,7 +227,7 @@ class Scheduler:
         return queued
 
     def pause(self, *, retract: bool) -> tuple[Request, ...]:
-        """Stop stepping. With ``retract`` what runs goes back to the queue and loses its cache.
+        """Stop stepping. With ``retract`` the running requests go back to the queue and lose their cache.
 
         Returns those that the queue has no room for: SGLang gives them up, with what they have sampled.
         """
@@ -240,11 +241,11 @@ class Scheduler:
         return tuple(request for request in retracted if not self.add(request))
 
     def resume(self) -> None:
-        """Go on."""
+        """Resume stepping."""
         self.paused = False
 
     def set_version(self, version: str) -> None:
-        """Tokens sampled from now on carry ``version``."""
+        """Name the weights: tokens sampled from now on carry ``version``."""
         if version == self.version:
             return
         for request in (*self.running, *self.waiting):
@@ -257,13 +258,13 @@ class Scheduler:
         self.model, self._batch = model, None
 
     def flush(self) -> bool:
-        """Forget the prefix cache, unless something is running or waiting."""
+        """Empty the prefix cache, unless a request runs or waits; return True if it was emptied."""
         if self.idle:
             self.cache.clear()
         return self.idle
 
     def step(self) -> Step:
-        """Admit what fits, then sample one token for every running request.
+        """Admit the requests that fit, then sample one token for every running request.
 
         Raises:
           OutOfVocabulary: a prompt holds an id that the model does not have.
@@ -290,7 +291,7 @@ class Scheduler:
         return Step(tuple(ended), tuple(advanced))
 
     def _admit(self) -> list[Request]:
-        """Move what fits from the queue to the batch; returns those that only wanted their prompt scored."""
+        """Move the requests that fit from the queue to the batch; return those that only wanted their prompt scored."""
         ended, admitted = [], []
         while self.waiting and len(self.running) < self.max_running:
             request = self.waiting.popleft()
@@ -314,7 +315,7 @@ class Scheduler:
                 f"got {int(prompt.min())}..{int(prompt.max())}"
             )
         if request.retractions:
-            return  # it has its log-probs, and counts only the tokens cached at its first start
+            return  # it has its log-probs, and counts only the tokens that were cached at its first start
         longest = prompt.size - 1  # the last token is always computed: its logits are what is sampled from
         if request.wanted.log_probs and request.wanted.log_probs_from >= 0:
             longest = min(longest, request.wanted.log_probs_from)
