@@ -1,4 +1,4 @@
-"""The command line in processes of its own, as a user runs it."""
+"""Run the command line in separate processes, as a user does."""
 
 import json
 import os
@@ -14,12 +14,12 @@ import attrs
 
 COMMAND = (sys.executable, "-W", "error::ResourceWarning", "-m", "trio_rollout.cli")
 LONGEST_S = 300
-"""A command that has not ended by then has hung."""
+"""Seconds after which a command is taken to hang."""
 
 
 @attrs.frozen
 class Ended:
-    """What a command printed and how it ended."""
+    """The output and the exit status of a command."""
 
     status: int
     out: str
@@ -27,12 +27,12 @@ class Ended:
 
     @property
     def lines(self) -> list[str]:
-        """The lines of its output, spaces squeezed."""
+        """The lines of the output, with single spaces."""
         return [" ".join(line.split()) for line in self.out.splitlines()]
 
 
 def command(*arguments: object, cwd: Path | None = None) -> Ended:
-    """Run it to its end."""
+    """Run a command until it exits."""
     done = subprocess.run(
         [*COMMAND, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=LONGEST_S, check=False
     )
@@ -41,13 +41,13 @@ def command(*arguments: object, cwd: Path | None = None) -> Ended:
 
 @attrs.define
 class Started:
-    """A command that is running; its output is read line by line."""
+    """A running command, whose output is read line by line."""
 
     process: "subprocess.Popen[str]"
     seen: list[str] = attrs.field(factory=list)
 
     def read_until(self, pattern: str) -> str:
-        """The next line that has a match of the pattern."""
+        """Return the next line that matches the pattern."""
         for line in self.process.stdout or ():
             self.seen.append(line)
             if re.search(pattern, line):
@@ -55,22 +55,22 @@ class Started:
         raise AssertionError(f"the command ended before {pattern!r}: {self.seen}, {self.process.stderr.read()}")
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send a signal to the command."""
         self.process.send_signal(number)
 
     def ctrl_c(self) -> None:
-        """Do what a terminal does: interrupt it and every process that it started, unless they left its group."""
+        """Send SIGINT as a terminal does: to the command and every process of its group."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def end(self) -> Ended:
-        """Wait for its end."""
+        """Wait until the command exits."""
         out, err = self.process.communicate(timeout=LONGEST_S)
         return Ended(self.process.returncode, "".join(self.seen) + out, err)
 
 
 @contextmanager
 def started(*arguments: object) -> Generator[Started]:
-    """A command in the background; killed if it still runs on leaving."""
+    """Run a command in the background; kill it on leaving if it still runs."""
     with subprocess.Popen(
         [*COMMAND, *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -86,12 +86,12 @@ def started(*arguments: object) -> Generator[Started]:
 
 @contextmanager
 def tiny_server(*arguments: object) -> Generator[tuple[str, Started]]:
-    """A tiny server's URL and its process."""
+    """Run a tiny server; yield its URL and its process."""
     with started("tiny-server", "--port", 0, *arguments) as server:
         yield server.read_until("http://").strip(), server
 
 
-def write_jsonl(path: Path, records: Sequence[Mapping[str, object]]) -> Path:
-    """A file with these records."""
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+def write_jsonl(path: Path, items: Sequence[Mapping[str, object]]) -> Path:
+    """Write a file with one item a line."""
+    path.write_text("".join(json.dumps(item) + "\n" for item in items), encoding="utf-8")
     return path

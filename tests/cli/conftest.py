@@ -1,4 +1,4 @@
-"""What several tests of the command line need."""
+"""Fixtures of the command line's tests."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +36,7 @@ StatisticsOf = Callable[..., EngineStatistics]
 
 @pytest.fixture
 def statistics_of() -> StatisticsOf:
-    """Makes statistics of the given counts, with zeros elsewhere."""
+    """Return a maker of statistics with the given counts, and zeros elsewhere."""
 
     def make(**counts: Any) -> EngineStatistics:
         zeros: dict[str, Any] = dict.fromkeys(
@@ -79,7 +79,7 @@ def _failure(message: str) -> Failure:
 
 
 async def _fill(path: Path) -> None:
-    """Groups a (acked), b (delivered), c (ready after a requeue), d (given up), e (waiting)."""
+    """Write the groups a (acked), b (delivered), c (ready after a requeue), d (quarantined), e (waiting)."""
     a, b, c = _group("a", [1.0, 0.0]), _group("b", [{"style": 0.5}, {"style": 1.5}]), _group("c", [1.0, 1.0], attempt=2)
     given_up = QuarantineReport(id=GroupId(0, "d"), cause=Cause.ERROR, attempts=3, error=_failure("NaN"))
     waiting = [Prompt(id="d", input_ids=range(100)), Prompt(id="e", messages=[{"role": "user", "content": "hi"}])]
@@ -101,7 +101,7 @@ async def _fill(path: Path) -> None:
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    """A folder of results with a group in each kind of state."""
+    """Return a folder of results with a group in each kind of state."""
     path = tmp_path / "results"
     trio.run(_fill, path)
     return path

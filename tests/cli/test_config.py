@@ -1,4 +1,4 @@
-"""Options from a TOML file: which value wins, and what is refused."""
+"""Options from a TOML file: their precedence, and the values that are refused."""
 
 import json
 
@@ -23,7 +23,7 @@ def show(**options):
 
 @pytest.fixture
 def invoke(tmp_path):
-    """Runs the command with this configuration and these arguments."""
+    """Return a function that runs the command with a configuration and arguments."""
     path = tmp_path / "run.toml"
 
     def run(toml, *arguments):
@@ -33,7 +33,7 @@ def invoke(tmp_path):
     return run
 
 
-def test_the_file_gives_values_and_the_command_line_wins(invoke):
+def test_the_command_line_takes_precedence_over_the_file(invoke):
     toml = 'max_new_tokens = 512\ntemperature = 1\nserver = ["http://a", "http://b"]\nquiet = true\n'
 
     result = invoke(toml, "--max-new-tokens", "64")
@@ -61,13 +61,13 @@ def test_a_repeatable_option_may_be_one_value(invoke):
         ("max_new_tokens = true", "max_new_tokens: got True, expected an integer"),
         ('temperature = "hot"', "temperature: got 'hot', expected a number"),
         ("quiet = 1", "quiet: got 1, expected true or false"),
-        ("server = [1]", "server: got 1, expected a string or a list of such"),
+        ("server = [1]", "server: got 1, expected a string or a list of strings"),
         ("reward = [1]", "reward: got [1], expected a string"),
         ("max_new_tokens = -1", "-1 is not in the range x>=0"),
         ("this is not toml", "is not TOML"),
     ],
 )
-def test_what_is_wrong_is_named(invoke, toml, message):
+def test_a_mistake_in_the_file_is_named(invoke, toml, message):
     result = invoke(toml)
 
     assert result.exit_code == 2
@@ -78,4 +78,4 @@ def test_a_missing_file_is_a_usage_error(tmp_path):
     result = CliRunner().invoke(show, ["--config", str(tmp_path / "none.toml")])
 
     assert result.exit_code == 2
-    assert "cannot be read: No such file or directory" in result.output
+    assert "can't be read: No such file or directory" in result.output

@@ -1,4 +1,4 @@
-"""Where the progress goes: a terminal, a pipe, or nowhere."""
+"""The progress on a terminal, in a pipe, or nowhere."""
 
 import io
 
@@ -11,12 +11,12 @@ from trio_rollout.cli._display import Progress, Screen, open_display, plain_line
 
 @pytest.fixture
 def progress(statistics_of):
-    """Two of four groups."""
+    """A progress of two of four groups."""
     return Progress(statistics=statistics_of(acked=2), total=4, elapsed_s=1.0, tokens_per_s=0.0, rewards={}, left_s=1.0)
 
 
 def shown(progress, *, terminal, wanted=True):
-    """All that is written for one progress and one line that is said."""
+    """Return the output for one progress and one printed line."""
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=60, color_system=None, legacy_windows=False)
     with open_display(console, title="runs/demo", progress=wanted, plain_every_s=10.0) as display:
@@ -38,7 +38,7 @@ def test_a_terminal_gets_a_bar_that_is_gone_at_the_end_and_lines_that_stay(progr
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_without_progress_only_what_is_said_comes_out(progress, terminal):
+def test_without_progress_only_lines_are_printed(progress, terminal):
     assert shown(progress, terminal=terminal, wanted=False) == f"draining {'x' * 80}\n"
 
 

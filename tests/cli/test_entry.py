@@ -1,4 +1,4 @@
-"""How errors of the package come out of the command line."""
+"""Errors of the package on the command line."""
 
 import click
 import pytest
@@ -9,7 +9,7 @@ from trio_rollout.errors import LedgerError, ServerError, SettingsError
 
 
 def raising(error):
-    """A command group whose only command raises this."""
+    """Return a command group whose only command raises this error."""
 
     @click.group(cls=Commands)
     def group():

@@ -1,4 +1,4 @@
-"""What ``export`` writes of a folder of results."""
+"""``trio-rollout export``."""
 
 import io
 import json
@@ -20,7 +20,7 @@ from trio_rollout.ledger._disk import DATABASE
 
 @pytest.fixture
 def export(results):
-    """Exports the results; fails unless the exit status is the given one."""
+    """Return a function that exports the results and checks the exit status."""
 
     def run(*arguments, status=0):
         result = CliRunner().invoke(main, ["export", str(results), *map(str, arguments)])
@@ -31,7 +31,7 @@ def export(results):
 
 
 def rows_of(parquet):
-    """From memory: of a file, a thread of the reader's may be the last to let go, after the test."""
+    """Read Parquet from memory: a thread of the reader may keep a file open beyond the test."""
     return pq.read_table(io.BytesIO(parquet)).to_pylist()
 
 
@@ -109,7 +109,7 @@ for frame in frames:
 
 
 async def test_pandas_and_polars_read_both_formats_also_while_a_run_writes(export, results, tmp_path):
-    """In a process of their own: both start threads that stay."""
+    """The readers run in a separate process, because both start threads that stay."""
     jsonl, parquet = tmp_path / "groups.jsonl", tmp_path / "groups.parquet"
     only = ("--state", "acked", "--state", "ready")
     async with open_ledger(results, keep_acked=True) as ledger:
@@ -122,10 +122,10 @@ async def test_pandas_and_polars_read_both_formats_also_while_a_run_writes(expor
     await trio.run_process([sys.executable, "-W", "error", "-c", READERS, jsonl, parquet])
 
 
-def test_a_file_that_cannot_be_written_is_an_error_and_leaves_nothing(export, tmp_path):
+def test_a_file_that_can_not_be_written_is_an_error_and_leaves_nothing(export, tmp_path):
     result = export("--output", tmp_path / "nowhere" / "groups.jsonl", status=1)
 
-    assert "cannot write" in result.output
+    assert "can't write" in result.output
 
 
 def test_a_failed_export_leaves_the_old_file(export, tmp_path, results):
@@ -141,7 +141,7 @@ def test_a_failed_export_leaves_the_old_file(export, tmp_path, results):
 
 @pytest.fixture
 def odd_group():
-    """What users and models really produce: lone surrogates, arrays, infinities, odd keys."""
+    """Return a group with values that users and models really produce: lone surrogates, arrays, infinities, odd keys."""
     prompt = Prompt(
         id="odd", text="?", label=np.array([1, 2]), metadata={"n": np.int64(7), "deep": {"set": (1, 2)}, "s": "\ud800"}
     )

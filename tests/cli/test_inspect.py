@@ -1,4 +1,4 @@
-"""What ``inspect`` shows of a folder of results."""
+"""``trio-rollout inspect``."""
 
 import pytest
 from click.testing import CliRunner
@@ -9,7 +9,7 @@ from trio_rollout.cli._inspect import inspect
 
 @pytest.fixture
 def shown(results):
-    """What ``inspect`` prints of the results, its spaces squeezed."""
+    """Return a function that runs ``inspect`` and returns the lines of its output, with single spaces."""
     commands = Commands(commands=[inspect])
 
     def run(*arguments, status=0):
@@ -52,7 +52,7 @@ def test_a_group_is_shown_with_its_trajectories_as_text(shown):
     ]
 
 
-def test_a_group_that_was_given_up_is_shown_with_its_error_and_traceback(shown):
+def test_a_quarantined_group_is_shown_with_its_error_and_traceback(shown):
     lines = shown("d")
 
     assert lines[0] == "0/d quarantined 3 attempts last cause error RewardError: NaN"

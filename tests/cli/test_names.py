@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("scorers")
 
 @pytest.fixture
 def scorers(tmp_path, monkeypatch):
-    """A module ``scorers`` in the current folder, as a user has it."""
+    """Write a module ``scorers`` in the current folder, as a user does."""
     (tmp_path / "scorers.py").write_text(SCORERS)
     (tmp_path / "broken.py").write_text("1 / 0")
     monkeypatch.chdir(tmp_path)
@@ -49,7 +49,7 @@ def scorers(tmp_path, monkeypatch):
 
 @pytest.fixture
 def trajectory():
-    """A rollout that answered "four"; the label is "four" as well."""
+    """A trajectory whose answer and label are "four"."""
     segment = Segment(tokens=[1, 2], response_length=1, loss_mask=[1], log_probs=[-1.0], versions=[], text="four")
     return Trajectory(prompt=Prompt(id="p", text="2+2", label="four"), index=0, segments=[segment])
 
@@ -76,14 +76,14 @@ async def test_a_reward_is_found_by_name_whether_sync_or_async(trajectory, name,
         ("nonsense", "expected module:function"),
         (":length", "expected module:function"),
         ("scorers:", "expected module:function"),
-        ("no_such_module:f", "cannot import 'no_such_module'"),
+        ("no_such_module:f", "can't import 'no_such_module'"),
         ("broken:f", "importing 'broken' failed: ZeroDivisionError"),
         ("scorers:lenght", "has no 'lenght'"),
         ("scorers:number", "a int is not callable"),
         ("regex:(", "is no regular expression"),
     ],
 )
-def test_a_reward_that_cannot_be_had_is_a_usage_error_that_says_why(name, message):
+def test_an_unusable_reward_is_a_usage_error_that_says_why(name, message):
     with pytest.raises(click.BadParameter) as caught:
         resolve_reward(name)
 

@@ -1,4 +1,4 @@
-"""How a run ended: exit status, summary, what the user is told."""
+"""The end of a run: exit status, summary, closing lines."""
 
 import io
 from pathlib import Path
@@ -21,7 +21,7 @@ REPORT = QuarantineReport(
 
 @pytest.fixture
 def finished(statistics_of):
-    """Ten groups, all scored."""
+    """The outcome of a run of ten groups, all scored."""
     return Outcome(
         ending=Ending.FINISHED,
         statistics=statistics_of(pulled=10, acked=10, generated_tokens=9000),
@@ -37,7 +37,7 @@ def finished(statistics_of):
 
 @pytest.fixture
 def interrupted(finished, statistics_of):
-    """Six of ten groups, one of them given up."""
+    """The outcome of a run that ended after six of ten groups, one of them quarantined."""
     return attrs.evolve(
         finished,
         ending=Ending.DRAINED,
@@ -59,19 +59,20 @@ def test_quarantined_groups_are_listed_one_a_line_and_change_the_status(finished
 
 
 @pytest.mark.parametrize("ending", [Ending.DRAINED, Ending.CANCELLED])
-def test_an_interrupt_wins_over_quarantined_groups_and_says_what_is_left(interrupted, ending):
+def test_an_interrupt_takes_precedence_over_quarantined_groups_and_says_how_to_resume(interrupted, ending):
     outcome = attrs.evolve(interrupted, ending=ending)
 
     assert exit_status(outcome) == 130
     assert list(closing_lines(outcome))[-1] == (
-        f"{ending.value}: 4 of 10 groups are left undone; run the same command again to go on with runs/demo"
+        f"{ending.value}: 4 of 10 groups are left to do. Run the same command again to resume in runs/demo: finished groups "
+        "are skipped, quarantined groups stay quarantined"
     )
 
 
 def test_an_interrupt_after_the_last_group_says_that_nothing_is_left(interrupted, statistics_of):
     outcome = attrs.evolve(interrupted, statistics=statistics_of(acked=10), quarantined=())
 
-    assert list(closing_lines(outcome)) == ["drained: nothing was left undone"]
+    assert list(closing_lines(outcome)) == ["drained: no groups are left to do"]
 
 
 def test_the_summary_counts_groups_since_the_beginning_and_tokens_of_this_run(finished):

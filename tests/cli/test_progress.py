@@ -14,7 +14,7 @@ from trio_rollout.cli._outcome import RewardTally
 
 @pytest.fixture
 def halfway(statistics_of):
-    """A run in the middle of its work, with some trouble behind it."""
+    """The progress of a run in the middle of its work, with some failures."""
     statistics = statistics_of(
         pulled=60,
         waiting=4,
@@ -58,21 +58,21 @@ def test_the_live_display_shows_the_same_facts(halfway):
     ]
 
 
-def test_trouble_takes_no_room_while_there_is_none(statistics_of):
+def test_failures_take_no_room_while_there_are_none(statistics_of):
     progress = Meter(total=None).progress(statistics_of(ready=1), now=0.0, rewards={})
 
     assert plain_line(progress) == "1 groups, 0 rollouts running, 0 tokens/s, time left unknown"
 
 
 def test_servers_that_get_no_work_are_named(statistics_of):
-    """With all of them away a run still runs, and waits: its user must see for what."""
+    """With all servers unusable a run waits, and its user must see for what."""
     servers = [
         ServerCounts(url=f"http://s{n}:1", usable=n == 0, paused=False, version=0, in_flight=0, requests=0)
         for n in range(3)
     ]
     progress = Meter(total=None).progress(statistics_of(ready=1), now=0.0, rewards={}, servers=servers)
 
-    assert "2 of 3 servers away: http://s1:1, http://s2:1" in plain_line(progress)
+    assert "2 of 3 servers unusable: http://s1:1, http://s2:1" in plain_line(progress)
 
 
 def test_the_time_left_follows_the_groups_of_this_run_only(statistics_of):
@@ -94,7 +94,7 @@ def test_there_is_no_time_left_before_the_first_group_and_none_after_the_last(st
     assert meter.progress(statistics_of(acked=2), now=60.0, rewards={}).left_s == pytest.approx(0.0)
 
 
-def test_tokens_per_second_forget_what_is_long_ago(statistics_of):
+def test_tokens_per_second_are_those_of_the_last_seconds(statistics_of):
     meter = Meter(total=None)
     rates = [
         meter.progress(statistics_of(generated_tokens=tokens), now=now, rewards={}).tokens_per_s
@@ -121,4 +121,4 @@ def test_rewards_are_averaged_by_name_and_missing_ones_left_out():
     tally.add([Group(id=GroupId(0, "a"), attempt=1, prompt=prompt, trajectories=rows)])
 
     assert tally.means() == {"reward": 1.0, "style": 0.5}
-    assert (tally.groups, tally.rollouts) == (1, 4)
+    assert tally.rollouts == 4

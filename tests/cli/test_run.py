@@ -1,4 +1,4 @@
-"""``trio-rollout run`` from its beginning to its end, in processes of its own, against tiny servers."""
+"""``trio-rollout run`` from its beginning to its end, in separate processes, against tiny servers."""
 
 import json
 import signal
@@ -26,19 +26,19 @@ def scripted(tmp_path_factory):
 
 @pytest.fixture
 def prompts(tmp_path):
-    """Six prompts whose label is what the server answers, but for the last one."""
-    records = [{"prompt": f"double {n}", "label": f"{n}{n}"} for n in range(5)]
-    return write_jsonl(tmp_path / "prompts.jsonl", [*records, {"prompt": "say no", "label": "yes"}])
+    """Six prompts whose label is the server's answer, except for the last one."""
+    items = [{"prompt": f"double {n}", "label": f"{n}{n}"} for n in range(5)]
+    return write_jsonl(tmp_path / "prompts.jsonl", [*items, {"prompt": "say no", "label": "yes"}])
 
 
 @pytest.fixture
 def run(prompts, tmp_path):
-    """Runs the prompts into the folder ``out``; further arguments are appended."""
+    """Return a function that runs the prompts into the folder ``out``, with further arguments."""
     return partial(command, "run", "--prompts", prompts, "--out", tmp_path / "out", "--samples", 2)
 
 
 def exported(directory):
-    """The groups of a folder, by prompt id."""
+    """Return the groups of a folder by prompt id."""
     result = CliRunner().invoke(main, ["export", str(directory), "--format", "jsonl"])
     assert result.exit_code == 0, result.output
     groups = [json.loads(line) for line in result.stdout.splitlines()]
@@ -102,7 +102,7 @@ def test_ctrl_c_does_not_end_the_tiny_server_before_its_run(prompts, tmp_path):
     assert "server_lost" not in ended.out
 
 
-def test_prompts_may_be_text_ids_or_messages_and_one_that_no_server_takes_is_given_up_at_once(scripted, tmp_path):
+def test_prompts_may_be_text_ids_or_messages_and_one_that_no_server_takes_is_quarantined_at_once(scripted, tmp_path):
     path = write_jsonl(
         tmp_path / "mixed.jsonl",
         [
@@ -167,7 +167,7 @@ def test_options_come_from_a_file(prompts, scripted, tmp_path):
     assert all(len(group["trajectories"]) == 1 for group in exported(tmp_path / "out").values())
 
 
-def test_groups_that_are_given_up_are_listed(run, scripted, tmp_path):
+def test_quarantined_groups_are_listed(run, scripted, tmp_path):
     (tmp_path / "judge.py").write_text(
         "def judge(trajectory):\n    return float('nan') if trajectory.text == 'no' else 1.0\n"
     )
@@ -218,7 +218,7 @@ def test_ctrl_c_drains_and_the_next_run_does_the_rest(slow, slow_run, scripted, 
         ended = running.end()
 
     assert ended.status == 130, ended.out + ended.err
-    assert ended.lines[-1].startswith("drained: 5 of 6 groups are left undone; run the same command again")
+    assert ended.lines[-1].startswith("drained: 5 of 6 groups are left to do. Run the same command again to resume")
     (kept,) = exported(tmp_path / "out").values()
 
     again = command(*slow_run, "--server", scripted)
@@ -229,7 +229,7 @@ def test_ctrl_c_drains_and_the_next_run_does_the_rest(slow, slow_run, scripted, 
     assert groups[kept["prompt"]["id"]] == kept
 
 
-def test_what_was_finished_survives_a_kill(slow, slow_run, scripted, tmp_path):
+def test_finished_groups_survive_a_kill(slow, slow_run, scripted, tmp_path):
     with started(*slow_run, "--server", slow) as running:
         running.read_until("1/6 groups")
         running.signal(signal.SIGKILL)
@@ -254,7 +254,7 @@ def test_a_second_ctrl_c_cancels(slow, slow_run, tmp_path):
         ended = running.end()
 
     assert ended.status == 130, ended.out + ended.err
-    assert ended.lines[-1].startswith("cancelled: 6 of 6 groups are left undone")
+    assert ended.lines[-1].startswith("cancelled: 6 of 6 groups are left to do")
     assert exported(tmp_path / "out") == {}
 
 

@@ -1,4 +1,4 @@
-"""What ``trio-rollout run`` refuses, with which words, and that nothing is lost by it."""
+"""``trio-rollout run`` refuses bad input with a clear message, and nothing is lost by it."""
 
 import socket
 import threading
@@ -11,12 +11,12 @@ from trio_rollout.cli import main
 
 from ._commands import write_jsonl
 
-NOWHERE = "http://127.0.0.1:9"  # the discard port; nobody listens
+NOWHERE = "http://127.0.0.1:9"  # the discard port, on which no server listens
 
 
 @pytest.fixture
 def refused(tmp_path):
-    """Runs with these arguments; its words, in one line, after its exit status was checked."""
+    """Return a function that runs with arguments, checks the exit status, and returns the message as one line."""
 
     def run(*arguments, status):
         result = CliRunner().invoke(main, ["run", "--out", str(tmp_path / "out"), *map(str, arguments)])
@@ -71,9 +71,9 @@ def test_a_bad_prompt_file_fails_the_run_before_it_begins(refused, tmp_path, con
         (["--top-p", 0], "not in the range 0<x<=1"),
         (["--samples", 8, "--max-running", 4], "EngineSettings.max_running: got 4"),
         (["--reward", "nonsense"], "'nonsense': expected module:function"),
-        (["--reward", "no_such_module:f"], "cannot import 'no_such_module'"),
+        (["--reward", "no_such_module:f"], "can't import 'no_such_module'"),
         (["--generate", "os:getcwd"], "must be async"),
-        (["--tasks", "gcd:10"], "one of --prompts FILE.jsonl and --tasks NAME:COUNT is needed"),
+        (["--tasks", "gcd:10"], "give either --prompts FILE.jsonl or --tasks NAME:COUNT"),
         (["--no-such-option"], "No such option '--no-such-option'"),
     ],
 )
@@ -83,7 +83,7 @@ def test_wrong_usage_is_named(refused, prompts, tmp_path, arguments, words):
 
 
 def test_prompts_are_needed(refused):
-    assert "one of --prompts FILE.jsonl and --tasks" in refused(status=2)
+    assert "give either --prompts FILE.jsonl or --tasks" in refused(status=2)
 
 
 @pytest.mark.parametrize("spec", ["gcd", "gcd:", "gcd:0", "gcd:many", ":3"])
@@ -92,7 +92,7 @@ def test_tasks_have_a_form(refused, spec):
 
 
 def test_a_server_that_is_down_is_named(refused, prompts):
-    with socket.socket() as taken:  # bound and not listening: nobody else can get the port
+    with socket.socket() as taken:  # bound and not listening: no other process can get the port
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
 
@@ -105,13 +105,13 @@ class SomethingElse(BaseHTTPRequestHandler):
     """A web server that is no SGLang."""
 
     def do_GET(self):
-        """Answer everything with a page."""
+        """Answer every request with a page."""
         self.send_response(404)
         self.end_headers()
         self.wfile.write(b"<html>hello</html>")
 
     def log_message(self, *_):
-        """Say nothing."""
+        """Log nothing."""
 
 
 def test_a_server_that_speaks_something_else_is_named(refused, prompts):

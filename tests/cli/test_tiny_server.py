@@ -1,4 +1,4 @@
-"""``trio-rollout tiny-server`` from the outside."""
+"""``trio-rollout tiny-server`` in a separate process."""
 
 import signal
 import socket
@@ -26,10 +26,10 @@ def test_a_port_that_is_taken_is_one_clear_line():
         ended = command("tiny-server", "--port", port)
 
     assert ended.status == 1
-    assert ended.err == f"Error: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+    assert ended.err == f"Error: can't listen on 127.0.0.1:{port}: Address already in use\n"
 
 
-def test_a_script_that_is_none_is_a_usage_error(tmp_path):
+def test_an_invalid_script_is_a_usage_error(tmp_path):
     (tmp_path / "script.json").write_text("[]")
 
     ended = command("tiny-server", "--port", 0, "--script", tmp_path / "script.json")

@@ -1,4 +1,4 @@
-"""The command line: the only place that reads argv, the environment and names of functions."""
+"""The command ``trio-rollout``: the only room that reads argv, the environment and names of functions."""
 
 from ._entry import main as main
 

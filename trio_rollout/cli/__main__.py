@@ -1,4 +1,4 @@
-"""``python -m trio_rollout.cli``: the command line without an installed script."""
+"""``python -m trio_rollout.cli``: the command without an installed script. Python asks for a module of this name."""
 
 from ._entry import main
 

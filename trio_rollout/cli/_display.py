@@ -1,9 +1,8 @@
-"""A run's progress as a value, and that value as a live display or as one plain line. Pure: no clock, no terminal.
+"""The progress of a run: a value, its text, and the display that it goes to.
 
-Where a run's progress goes: a live display on a terminal, plain lines into a pipe or a file, or nowhere.
-
-Owns the terminal while it is open. A ``Display`` blocks on the terminal (a paused one for as long as it is paused); a
-``Screen`` makes that awaitable.
+``Meter`` turns the engine's statistics into a ``Progress``, without a clock. ``plain_line`` and ``live_rows`` are its text.
+``open_display`` chooses where it goes: a live display on a terminal, plain lines in a pipe or a file, or nowhere. A
+``Display`` blocks on the terminal, a paused one for as long as it is paused; ``Screen`` makes that awaitable.
 """
 
 from collections import deque
@@ -23,14 +22,14 @@ from rich.text import Text
 from .._core.statistics import EngineStatistics, ServerCounts
 
 RATE_WINDOW_S = 15.0
-"""Tokens per second are an average over so many seconds: answers of long rollouts arrive in bursts."""
+"""Tokens per second are an average over this time, because answers of long rollouts arrive in bursts."""
 
 
 @attrs.frozen(kw_only=True)
 class Progress:
-    """One moment of a run. ``total`` counts groups; it and ``left_s`` are None while nobody knows.
+    """The state of a run at one moment. ``total`` counts groups. ``total`` and ``left_s`` are None while they are unknown.
 
-    ``away``: the URLs of servers that get no work now, of ``servers`` in all.
+    ``unusable``: the URLs of servers that get no work now, of ``servers`` in all.
     """
 
     statistics: EngineStatistics
@@ -39,29 +38,29 @@ class Progress:
     tokens_per_s: float
     rewards: Mapping[str, float]
     left_s: float | None
-    away: tuple[str, ...] = ()
+    unusable: tuple[str, ...] = ()
     servers: int = 0
 
     @property
     def scored(self) -> int:
-        """Groups that are finished and scored."""
+        """The number of groups that are finished and scored."""
         return scored(self.statistics)
 
 
 def scored(statistics: EngineStatistics) -> int:
-    """Groups that are finished and scored, whether or not somebody has taken them."""
+    """Return the number of groups that are finished and scored, delivered or not."""
     return statistics.ready + statistics.delivered + statistics.acked
 
 
 def settled(statistics: EngineStatistics) -> int:
-    """Groups that need no more work: scored, filtered or quarantined."""
+    """Return the number of groups that need no more work: scored, filtered or quarantined."""
     return scored(statistics) + statistics.filtered + statistics.quarantined
 
 
 @final
 @attrs.define(eq=False)
 class Meter:
-    """Turns a sequence of statistics into rates. Fed with times, so it needs no clock of its own."""
+    """Turns a sequence of statistics into rates. The times are passed in."""
 
     total: int | None
     _samples: deque[tuple[float, int]] = attrs.field(factory=deque)
@@ -75,7 +74,7 @@ class Meter:
         rewards: Mapping[str, float],
         servers: Sequence[ServerCounts] = (),
     ) -> Progress:
-        """The progress at time ``now``; calls must come in the order of time."""
+        """Return the progress at time ``now``; later calls must have later times."""
         if self._begun is None:
             self._begun = (now, settled(statistics))
         self._samples.append((now, statistics.generated_tokens))
@@ -88,7 +87,7 @@ class Meter:
             tokens_per_s=self._tokens_per_s(),
             rewards=rewards,
             left_s=self._left_s(statistics, now),
-            away=tuple(server.url for server in servers if not server.usable),
+            unusable=tuple(server.url for server in servers if not server.usable),
             servers=len(servers),
         )
 
@@ -103,13 +102,13 @@ class Meter:
         begun_s, done_before = self._begun
         if done >= self.total:
             return 0.0
-        if done == done_before:  # no group has finished yet: any number would be invented
+        if done == done_before:  # no group has finished yet, so the time left is unknown
             return None
         return (self.total - done) * (now - begun_s) / (done - done_before)
 
 
 def duration(seconds: float) -> str:
-    """``1h02m``, ``3m05s``, ``12s``."""
+    """Return a duration as ``1h02m``, ``3m05s`` or ``12s``."""
     whole = round(seconds)
     hours, rest = divmod(whole, 3600)
     minutes, left = divmod(rest, 60)
@@ -123,15 +122,15 @@ def _of_total(progress: Progress) -> str:
 
 
 def requeues(statistics: EngineStatistics) -> str:
-    """The requeues by cause: ``deadline 3, server_lost 1``; empty without any."""
+    """Return the requeues by cause, as ``deadline 3, server_lost 1``; empty if there are none."""
     return ", ".join(f"{cause.value} {count}" for cause, count in statistics.requeues.items() if count)
 
 
 def _exceptions(progress: Progress) -> Iterator[str]:
-    """What only deserves a place when it happened."""
+    """Yield the facts that are shown only once they have happened."""
     statistics = progress.statistics
-    if progress.away:
-        yield f"{len(progress.away)} of {progress.servers} servers away: {', '.join(progress.away)}"
+    if progress.unusable:
+        yield f"{len(progress.unusable)} of {progress.servers} servers unusable: {', '.join(progress.unusable)}"
     if causes := requeues(statistics):
         yield f"requeues: {causes}"
     for name in ("quarantined", "filtered", "orphans"):
@@ -151,13 +150,13 @@ def _left(progress: Progress) -> str:
 
 
 def plain_line(progress: Progress) -> str:
-    """The progress as one line, for logs and pipes."""
+    """Return the progress as one line, for logs and pipes."""
     parts = [f"{_of_total(progress)} groups", *_measures(progress), *_exceptions(progress), _left(progress)]
     return ", ".join(parts)
 
 
 def live_rows(progress: Progress, title: str) -> RenderableType:
-    """The progress for a terminal: a bar and two or three lines."""
+    """Return the progress for a terminal: a bar, and two or three lines."""
     head = Table.grid(expand=True, padding=(0, 1))
     head.add_column(no_wrap=True)
     head.add_column(ratio=1)
@@ -174,15 +173,15 @@ LIVE_EVERY_S = 0.25
 
 
 class Display(Protocol):
-    """Shows progress and says lines."""
+    """Shows progress and prints lines."""
 
     @property
     def every_s(self) -> float:
-        """How often it wants to be shown the progress."""
+        """Seconds between two calls of ``show``."""
         ...
 
     def show(self, progress: Progress) -> None:
-        """Show this moment."""
+        """Show the progress."""
         ...
 
     def say(self, line: str) -> None:
@@ -193,7 +192,7 @@ class Display(Protocol):
 @final
 @attrs.frozen(eq=False)
 class PlainDisplay:
-    """One line each time; also what is said goes out as it is."""
+    """Prints each progress as one line."""
 
     console: Console
     every_s: float
@@ -203,37 +202,37 @@ class PlainDisplay:
         self.say(plain_line(progress))
 
     def say(self, line: str) -> None:
-        """Print the line, whatever its length, without markup."""
+        """Print the line as it is, of any length."""
         self.console.print(Text(line), soft_wrap=True)
 
 
 @final
 @attrs.frozen(eq=False)
 class QuietDisplay:
-    """Shows nothing; what is said still comes out, because only what must be known is said."""
+    """Shows no progress. Lines are still printed: they are things that a user must know."""
 
     console: Console
     every_s: float = 3600.0
 
     def show(self, progress: Progress) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def say(self, line: str) -> None:
-        """Print the line, whatever its length, without markup."""
+        """Print the line as it is, of any length."""
         self.console.print(Text(line), soft_wrap=True)
 
 
 @final
 @attrs.frozen(eq=False)
 class LiveDisplay:
-    """A display that is drawn over itself; what is said scrolls past above it."""
+    """A display that is redrawn in place, with the printed lines above it."""
 
     live: Live
     title: str
     every_s: float = LIVE_EVERY_S
 
     def show(self, progress: Progress) -> None:
-        """Redraw."""
+        """Redraw the display."""
         self.live.update(live_rows(progress, self.title), refresh=True)
 
     def say(self, line: str) -> None:
@@ -244,28 +243,28 @@ class LiveDisplay:
 @final
 @attrs.frozen(eq=False)
 class Screen:
-    """A display that is written to in a thread: a paused terminal must not pause the rollouts."""
+    """A display that is written to in a thread, so that a paused terminal does not pause the rollouts."""
 
     display: Display
     _writers: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
 
     @property
     def every_s(self) -> float:
-        """How often it wants to be shown the progress."""
+        """Seconds between two calls of ``show``."""
         return self.display.every_s
 
     async def show(self, progress: Progress) -> None:
-        """Show this moment. Blocks on the terminal; cancelled, it is waited for."""
+        """Show the progress. Blocks on the terminal, also when cancelled."""
         await trio.to_thread.run_sync(self.display.show, progress, limiter=self._writers)
 
     async def say(self, line: str) -> None:
-        """Print one line that stays. Blocks on the terminal; cancelled, it is waited for."""
+        """Print one line that stays. Blocks on the terminal, also when cancelled."""
         await trio.to_thread.run_sync(self.display.say, line, limiter=self._writers)
 
 
 @contextmanager
 def open_display(console: Console, *, title: str, progress: bool, plain_every_s: float) -> Generator[Display]:
-    """The display that fits the console and the options; the terminal is as it was on leaving."""
+    """Open the display for the console and the options; leaving restores the terminal."""
     if not progress:
         yield QuietDisplay(console)
     elif not console.is_terminal:
@@ -273,3 +272,12 @@ def open_display(console: Console, *, title: str, progress: bool, plain_every_s:
     else:
         with Live(console=console, auto_refresh=False, transient=True) as live:
             yield LiveDisplay(live, title)
+
+
+def printable(text: str) -> str:
+    """Return the text with control characters and lone surrogates escaped: a model's answer must not control the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode() for char in text
+    )

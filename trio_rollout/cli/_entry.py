@@ -1,4 +1,4 @@
-"""The command ``trio-rollout``: its subcommands, and how an error becomes one clear line and an exit status."""
+"""The command ``trio-rollout``: its subcommands, and its errors as one clear line and an exit status."""
 
 from typing import Any
 
@@ -9,26 +9,26 @@ from ..errors import RolloutError, SettingsError
 from ._export import export
 from ._inspect import inspect
 from ._outcome import ExitStatus
-from ._run_command import run
+from ._run import run
 from ._tiny_server import tiny_server
 
 
 def _line(error: BaseException) -> str:
-    """The message, or the type where there is none; notes belong to it."""
+    """Return an error's message, or its type if there is no message, with its notes."""
     return "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
 
 
 class Interrupted(click.ClickException):
-    """Ctrl-C where nothing could be drained; click itself would call it a failure."""
+    """A Ctrl-C outside of a run's drain. click would report it as a failure."""
 
     exit_code = ExitStatus.INTERRUPTED
 
 
 def click_error(error: BaseException) -> click.ClickException | None:
-    """How the command line reports this: None means that it is a defect, whose traceback is wanted.
+    """Return the report of an error; None for a defect, whose traceback is wanted.
 
-    A setting out of its range came from an option, so it is a usage error; everything else that the package raises on
-    purpose is a failure of the run.
+    A setting out of its range came from an option, so it is a usage error. Every other error of the package is a failure of
+    the run.
     """
     leaves = leaves_of(error)
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
@@ -42,13 +42,13 @@ def click_error(error: BaseException) -> click.ClickException | None:
 
 
 class Commands(click.Group):
-    """A group of commands that turns errors of the package into messages."""
+    """A group of commands that reports errors of the package as messages."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand.
 
         Raises:
-          click.ClickException: the subcommand raised an error of the package; carries the exit status.
+          click.ClickException: the subcommand raised an error of the package; has the exit status.
 
         """
         try:
@@ -67,4 +67,4 @@ class Commands(click.Group):
 )
 @click.version_option(package_name="trio-rollout", prog_name="trio-rollout")
 def main() -> None:
-    """Rollouts for reinforcement learning of language models: run them, look at them, export them."""
+    """Run rollouts for reinforcement learning of language models, and inspect and export their results."""

@@ -1,10 +1,7 @@
-"""A group as one JSON object: the format of ``export --format jsonl``. Pure.
+"""``trio-rollout export``: the finished groups of a folder of results, as JSON lines or as a Parquet file.
 
-Groups as a Parquet file: one row a group, with the fields of the JSON export. Needs the extra ``export`` (pyarrow).
-
-What has no type of its own (labels, metadata, messages, rewards by name) is a JSON text.
-
-``trio-rollout export``: the finished groups of a folder of results, for other programs.
+Both formats have the same fields (``group_object``). Parquet needs the extra ``export`` (pyarrow); values without one type for
+all groups (labels, metadata, messages, rewards by name) are JSON texts there.
 """
 
 import itertools
@@ -24,9 +21,76 @@ from .._core.lifecycle import State
 from .._core.values import Group, Prompt, Segment, Trajectory
 from ..ledger import read_ledger
 
+Row: TypeAlias = dict[str, Any]
+
+_ROW_GROUP = 64
+"""Groups in a row group of Parquet: tens of megabytes with eight rollouts of some thousand tokens each."""
+_STATES = (State.READY, State.DELIVERED, State.ACKED)
+
+
+@click.command("export", short_help="Export finished groups: JSON lines, Parquet.")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["jsonl", "parquet"]),
+    default="jsonl",
+    show_default=True,
+    help="jsonl: one JSON object for each group. parquet: one row for each group, with the same fields.",
+)
+@click.option(
+    "--state",
+    multiple=True,
+    type=click.Choice([state.value for state in _STATES]),
+    help="Write only groups in this state; may be repeated. Default: all three.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write to this file instead of stdout. The file appears once it is complete.",
+)
+def export(directory: Path, form: str, state: tuple[str, ...], output: Path | None) -> None:
+    """Export the finished groups of a folder of results, also while a run writes to it.
+
+    A group has an id, an attempt, a prompt and trajectories. A trajectory has a status, a stop reason, a reward and
+    segments. A segment has tokens (prompt and response), response_length, and for the response loss_mask, log_probs,
+    versions (start, stop, weight version) and text.
+
+    pandas and polars read both formats. In Parquet each field has one type: labels, metadata and messages are JSON texts,
+    and rewards by name are in the field "rewards". In jsonl they are as they were given; if their types differ between
+    groups, polars needs Parquet.
+    """
+    if form == "parquet" and output is None and sys.stdout.isatty():
+        raise click.UsageError("parquet can't be written to a terminal: give --output FILE")
+    write = write_parquet if form == "parquet" else write_jsonl
+    target = nullcontext(sys.stdout.buffer) if output is None else _complete_file(output)
+    with read_ledger(directory) as reader, target as file:
+        write((group for _, group in reader.groups(*map(State, state))), file)
+        file.flush()
+
+
+@contextmanager
+def _complete_file(output: Path) -> Generator[BinaryIO]:
+    """Open a file that appears under its name only once it is complete."""
+    partial = output.with_name(f".{output.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+        partial.replace(output)
+    except OSError as error:
+        raise click.ClickException(f"can't write {output}: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_jsonl(groups: Iterable[Group], file: BinaryIO) -> None:
+    """Write the groups as JSON lines."""
+    file.writelines(json_text(group_object(group)).encode() + b"\n" for group in groups)
+
 
 def _prompt(prompt: Prompt) -> dict[str, object]:
-    """The prompt under the name of its kind."""
+    """Return the prompt, with its input under the name of its kind."""
     shown: dict[str, object] = {"id": prompt.id, "epoch": prompt.epoch}
     if prompt.input_ids is not None:
         shown["input_ids"] = prompt.input_ids.tolist()
@@ -60,7 +124,7 @@ def _trajectory(trajectory: Trajectory) -> dict[str, object]:
 
 
 def group_object(group: Group) -> dict[str, Any]:
-    """The group as what JSON is made of, users' own values excepted. ``versions`` are lists [start, stop, version]."""
+    """Return the group as JSON data, except for values that users attached. ``versions`` are [start, stop, version]."""
     return {
         "id": str(group.id),
         "attempt": group.attempt,
@@ -70,14 +134,14 @@ def group_object(group: Group) -> dict[str, Any]:
 
 
 def _users_value(value: object) -> object:
-    """What JSON lacks: arrays become lists, mappings objects, everything else its text."""
+    """Return a user's value as JSON data: arrays become lists, mappings become objects, other values their text."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     return dict(value) if isinstance(value, Mapping) else str(value)
 
 
 def _plain(value: object) -> object:
-    """The same value without what JSON or its readers can't say; polars, for one, reads no file with a lone surrogate."""
+    """Return the value without parts that JSON or its readers can't hold: polars reads no file with a lone surrogate."""
     if isinstance(value, Mapping):
         return {clean(str(key)): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -92,22 +156,16 @@ def _plain(value: object) -> object:
 
 
 def clean(text: str) -> str:
-    """Text that UTF-8 can say: lone surrogates, which models produce, become question marks."""
+    """Return text that UTF-8 can encode: lone surrogates, which models produce, become question marks."""
     return text.encode("utf-8", "replace").decode()
 
 
 def json_text(value: object) -> str:
-    """A value as JSON on one line. NaN and infinity, which JSON lacks, become null, lone surrogates question marks."""
+    """Return a value as JSON on one line. NaN and infinity become null, lone surrogates question marks."""
     try:
         return msgspec.json.encode(value, enc_hook=_users_value).decode()
     except (UnicodeEncodeError, TypeError):  # a lone surrogate, or an odd key
         return json.dumps(_plain(value))
-
-
-Row: TypeAlias = dict[str, Any]
-
-_ROW_GROUP = 64
-"""Groups a row group: with eight rollouts of some thousand tokens each, tens of megabytes."""
 
 
 def _pyarrow() -> Any:
@@ -180,7 +238,7 @@ def _trajectory_row(trajectory: Row) -> Row:
 
 
 def row_of(group: Group) -> Row:
-    """The group as a row."""
+    """Return the group as a row of Parquet."""
     found = group_object(group)
     trajectories = [_trajectory_row(trajectory) for trajectory in found["trajectories"]]
     return {**found, "id": clean(found["id"]), "prompt": _prompt_row(found["prompt"]), "trajectories": trajectories}
@@ -193,7 +251,7 @@ def _chunks(groups: Iterable[Group]) -> Iterator[list[Group]]:
 
 
 def write_parquet(groups: Iterable[Group], file: BinaryIO) -> None:
-    """Write the groups.
+    """Write the groups as Parquet.
 
     Raises:
       click.ClickException: pyarrow is not installed.
@@ -204,67 +262,3 @@ def write_parquet(groups: Iterable[Group], file: BinaryIO) -> None:
     with pa.parquet.ParquetWriter(file, schema) as writer:
         for chunk in _chunks(groups):
             writer.write_table(pa.Table.from_pylist([row_of(group) for group in chunk], schema=schema))
-
-
-_STATES = (State.READY, State.DELIVERED, State.ACKED)
-
-
-def write_jsonl(groups: Iterable[Group], file: BinaryIO) -> None:
-    """Write the groups, one JSON object a line."""
-    file.writelines(json_text(group_object(group)).encode() + b"\n" for group in groups)
-
-
-@contextmanager
-def _complete_file(output: Path) -> Generator[BinaryIO]:
-    """A file that appears when it is complete, so that nobody takes a half for the whole."""
-    partial = output.with_name(f".{output.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            yield file
-        partial.replace(output)
-    except OSError as error:
-        raise click.ClickException(f"cannot write {output}: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-@click.command("export")
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["jsonl", "parquet"]),
-    default="jsonl",
-    show_default=True,
-    help="jsonl: one JSON object a group. parquet: one row a group, the same fields.",
-)
-@click.option(
-    "--state",
-    multiple=True,
-    type=click.Choice([state.value for state in _STATES]),
-    help="Only groups in this state; may be repeated. Default: all three.",
-)
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write to this file in place of stdout; it appears once it is complete.",
-)
-def export(directory: Path, form: str, state: tuple[str, ...], output: Path | None) -> None:
-    """Write the finished groups of a folder of results, also while a run adds to it.
-
-    Each group has its id, attempt, prompt and trajectories; a trajectory its status, stop, reward and segments; a segment its
-    tokens (prompt and response), response_length, and over the response loss_mask, log_probs, versions (start, stop, weight
-    version) and text.
-
-    pandas and polars read both formats. Parquet has one type for each field: labels, metadata and messages are JSON texts,
-    and rewards with names stand apart as "rewards". In jsonl they are as they came; where their types change from one group
-    to another, polars wants parquet.
-    """
-    if form == "parquet" and output is None and sys.stdout.isatty():
-        raise click.UsageError("parquet is not for a terminal: give --output FILE")
-    write = write_parquet if form == "parquet" else write_jsonl
-    target = nullcontext(sys.stdout.buffer) if output is None else _complete_file(output)
-    with read_ledger(directory) as reader, target as file:
-        write((group for _, group in reader.groups(*map(State, state))), file)
-        file.flush()

@@ -1,6 +1,7 @@
-"""A ledger in numbers: states, causes, attempts, versions, rewards; built from summaries, never from bodies. Pure.
+"""``trio-rollout inspect``: the content of a folder of results, also while a run writes it.
 
-``trio-rollout inspect``: look at a folder of results, also while a run writes it.
+The overview counts states, causes, attempts, versions and rewards from the groups' summaries, without their bodies. A single
+group is shown as text: its prompt, its trajectories, its last error.
 """
 
 from collections import Counter
@@ -16,17 +17,74 @@ from rich.table import Table
 
 from .._core.enums import Cause
 from .._core.lifecycle import State
-from .._core.values import GroupId
+from .._core.values import Failure, Group, GroupId, Prompt, Segment, Trajectory
 from ..errors import LedgerError
 from ..ledger import GroupSummary, LedgerReader, read_ledger
-from ._group_view import group_lines, printable, summary_line
+from ._display import printable
 from ._outcome import quarantine_line
+
+STATES = click.Choice([state.value for state in State], case_sensitive=False)
+# Token ids that are shown of a prompt or a response without text.
+_MOST_IDS = 64
+
+
+@click.command("inspect", short_help="Show the groups in a folder of results.")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("group", metavar="[GROUP]", required=False)
+@click.option(
+    "--state", multiple=True, type=STATES, help="List the groups in this state, one on each line; may be repeated."
+)
+def inspect(directory: Path, group: str | None, state: tuple[str, ...]) -> None:
+    """Show the states, causes, attempts, weight versions and rewards of the groups in a folder of results.
+
+    With GROUP, an id such as "0/17" (epoch and prompt) or "17" (epoch 0), show the prompt and the trajectories of that
+    group as text.
+    """
+    with read_ledger(directory) as reader:
+        if group is not None:
+            summary = _find(reader, group)
+            for line in group_lines(summary, reader.group_by_id(summary.id)):
+                click.echo(printable(line))
+        elif state:
+            for summary in reader.summaries(*map(State, state)):
+                click.echo(printable(summary_line(summary)))
+        else:
+            _show_all(reader, Console())
+
+
+def _show_all(reader: LedgerReader, console: Console) -> None:
+    if (identity := reader.identity()) is not None:
+        click.echo(printable(f"{identity.source}, {identity.samples_per_prompt} samples per prompt"))
+        if identity.settings:
+            click.echo(printable(", ".join(f"{name} {value}" for name, value in identity.settings.items())))
+    version = reader.weight_version()
+    click.echo(f"next step {reader.next_step()}, weight version {'unknown' if version is None else version}\n")
+    overview = Overview()
+    overview.add(reader.summaries())
+    console.print(overview_tables(overview, reader.counts()))
+    for report in reader.quarantined():
+        click.echo(printable(quarantine_line(report)))
+
+
+def _possible_ids(text: str) -> Iterator[GroupId]:
+    """Yield the ids that the text may mean: a prompt's id may also look like ``0/p3``."""
+    epoch, slash, prompt = text.partition("/")
+    if slash and epoch.isdecimal():
+        yield GroupId(int(epoch), prompt)
+    yield GroupId(0, text)
+
+
+def _find(reader: LedgerReader, text: str) -> GroupSummary:
+    for gid in _possible_ids(text):
+        if (found := reader.summary_by_id(gid)) is not None:
+            return found
+    raise LedgerError(f"no group {text!r}: give EPOCH/PROMPT, or the prompt's id for epoch 0")
 
 
 @final
 @attrs.define(eq=False)
 class Spread:
-    """Count, mean, least and greatest of numbers."""
+    """Count, sum, minimum and maximum of numbers."""
 
     count: int = 0
     total: float = 0.0
@@ -34,7 +92,7 @@ class Spread:
     high: float = float("-inf")
 
     def add(self, value: float) -> None:
-        """Take one number in."""
+        """Add one number."""
         self.count += 1
         self.total += value
         self.low = min(self.low, value)
@@ -44,7 +102,7 @@ class Spread:
 @final
 @attrs.define(eq=False)
 class Overview:
-    """What the summaries of a ledger add up to. ``causes`` counts each group's last requeue or end."""
+    """Counts over the groups of a ledger. ``causes`` counts each group's last requeue or end."""
 
     states: Counter[State] = attrs.field(factory=Counter)
     causes: Counter[Cause] = attrs.field(factory=Counter)
@@ -87,7 +145,7 @@ def _counts(title: str, rows: Iterable[tuple[str, int]]) -> Iterator[RenderableT
 
 
 def _rewards(rewards: Mapping[str, Spread]) -> Iterator[RenderableType]:
-    table = Table("reward", "rollouts", "mean", "least", "greatest", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table("reward", "rollouts", "mean", "min", "max", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in table.columns[1:]:
         column.justify = "right"
     for name, spread in rewards.items():
@@ -98,7 +156,7 @@ def _rewards(rewards: Mapping[str, Spread]) -> Iterator[RenderableType]:
 
 
 def overview_tables(overview: Overview, states: Mapping[State, int]) -> RenderableType:
-    """The overview as tables. ``states`` are the ledger's own counts, which go on after a group's row is gone."""
+    """Return the overview as tables. ``states`` are the ledger's counts, which outlive the groups' rows."""
     return Rows(
         *_counts("state", ((state.value, count) for state, count in states.items())),
         *_counts("last cause", ((cause.value, count) for cause, count in overview.causes.most_common())),
@@ -108,56 +166,90 @@ def overview_tables(overview: Overview, states: Mapping[State, int]) -> Renderab
     )
 
 
-STATES = click.Choice([state.value for state in State], case_sensitive=False)
+def tries(summary: GroupSummary) -> str:
+    """Return the number of attempts as text: a finished group has its last attempt's number, others count failures."""
+    number = max(summary.attempt, summary.attempts)
+    return "not tried yet" if not number else "1 attempt" if number == 1 else f"{number} attempts"
 
 
-def _possible_ids(text: str) -> Iterator[GroupId]:
-    """A prompt's id may itself look like ``0/p3``."""
-    epoch, slash, prompt = text.partition("/")
-    if slash and epoch.isdecimal():
-        yield GroupId(int(epoch), prompt)
-    yield GroupId(0, text)
+def summary_line(summary: GroupSummary) -> str:
+    """Return a group as one line: id, state, attempts, cause, versions, rewards, last error."""
+    parts = [str(summary.id), summary.state.value, tries(summary)]
+    if summary.cause is not None:
+        parts.append(f"last cause {summary.cause.value}")
+    if summary.reason is not None:
+        parts.append(summary.reason)
+    if summary.newest_version is not None:
+        parts.append(f"versions {summary.oldest_version}-{summary.newest_version}")
+    if summary.rewards:
+        parts.append(f"rewards {'; '.join(map(reward_text, summary.rewards))}")
+    if summary.error is not None:
+        parts.append(" ".join(f"{summary.error.type}: {summary.error.message}".split()))
+    return "  ".join(parts)
 
 
-def _find(reader: LedgerReader, text: str) -> GroupSummary:
-    wanted = list(_possible_ids(text))
-    found = {summary.id: summary for summary in reader.summaries() if summary.id in wanted}
-    for gid in wanted:
-        if gid in found:
-            return found[gid]
-    raise LedgerError(f"no group {text!r} (an id is EPOCH/PROMPT, or the prompt's id alone in epoch 0)")
+def reward_text(reward: float | Mapping[str, float] | None) -> str:
+    """Return a reward as one line."""
+    if isinstance(reward, Mapping):
+        return ", ".join(f"{name} {value:g}" for name, value in reward.items())
+    return "none" if reward is None else f"{reward:g}"
 
 
-def _show_all(reader: LedgerReader, console: Console) -> None:
-    if (identity := reader.identity()) is not None:
-        click.echo(printable(f"{identity.source}, {identity.samples_per_prompt} samples per prompt"))
-        if identity.settings:
-            click.echo(printable(", ".join(f"{name} {value}" for name, value in identity.settings.items())))
-    version = reader.weight_version()
-    click.echo(f"next step {reader.next_step()}, weight version {'unknown' if version is None else version}\n")
-    overview = Overview()
-    overview.add(reader.summaries())
-    console.print(overview_tables(overview, reader.counts()))
-    for report in reader.quarantined():
-        click.echo(printable(quarantine_line(report)))
+def group_lines(summary: GroupSummary, body: Group | Prompt | None) -> Iterator[str]:
+    """Yield the lines of a group; ``body`` is the one in the ledger."""
+    yield summary_line(summary)
+    if body is None:
+        yield "(the space of this group has been reclaimed)"
+        return
+    yield "--- prompt"
+    yield from _prompt(body.prompt if isinstance(body, Group) else body)
+    if isinstance(body, Group):
+        for trajectory in body.trajectories:
+            yield from _trajectory(trajectory)
+    if summary.error is not None:
+        yield from _failure(summary.error)
 
 
-@click.command("inspect")
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@click.argument("group", metavar="[GROUP]", required=False)
-@click.option("--state", multiple=True, type=STATES, help="List the groups in this state, one a line; may be repeated.")
-def inspect(directory: Path, group: str | None, state: tuple[str, ...]) -> None:
-    """Show what a folder of results holds: states, causes, attempts, versions and rewards of its groups.
+def _ids(ids: list[int]) -> str:
+    more = f" ... {len(ids) - _MOST_IDS} more" if len(ids) > _MOST_IDS else ""
+    return f"token ids {' '.join(map(str, ids[:_MOST_IDS]))}{more}"
 
-    With GROUP, an id as "0/17" (epoch and prompt) or "17", show that group: its prompt and its trajectories as text.
-    """
-    with read_ledger(directory) as reader:
-        if group is not None:
-            summary = _find(reader, group)
-            for line in group_lines(summary, reader.group_by_id(summary.id)):
-                click.echo(printable(line))
-        elif state:
-            for summary in reader.summaries(*map(State, state)):
-                click.echo(printable(summary_line(summary)))
-        else:
-            _show_all(reader, Console())
+
+def _prompt(prompt: Prompt) -> Iterator[str]:
+    if prompt.messages is not None:
+        for message in prompt.messages:
+            yield f"[{message.get('role', '?')}] {message.get('content', '')}"
+    elif prompt.text is not None:
+        yield prompt.text
+    elif prompt.input_ids is not None:
+        yield _ids(prompt.input_ids.tolist())
+    if prompt.label is not None:
+        yield f"label: {prompt.label}"
+    if prompt.metadata:
+        yield f"metadata: {dict(prompt.metadata)}"
+
+
+def _segment(segment: Segment) -> Iterator[str]:
+    versions = ", ".join(f"{span.version} [{span.start}:{span.stop}]" for span in segment.versions) or "none"
+    prompt_length = len(segment.tokens) - segment.response_length
+    yield f"  {prompt_length} + {segment.response_length} tokens, versions {versions}"
+    response = segment.tokens[prompt_length:].tolist()
+    yield segment.text or (_ids(response) if response else "(no tokens)")
+
+
+def _trajectory(trajectory: Trajectory) -> Iterator[str]:
+    turns = "1 turn" if trajectory.turns == 1 else f"{trajectory.turns} turns"
+    yield (
+        f"--- rollout {trajectory.index}: {trajectory.status.value}, stop {trajectory.stop.value}, {turns}, "
+        f"reward {reward_text(trajectory.reward)}"
+    )
+    for segment in trajectory.segments:
+        yield from _segment(segment)
+    if trajectory.error is not None:
+        yield from _failure(trajectory.error)
+
+
+def _failure(failure: Failure) -> Iterator[str]:
+    yield f"last error: {failure}"
+    if failure.traceback:
+        yield failure.traceback.rstrip()

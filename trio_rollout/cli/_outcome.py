@@ -1,7 +1,4 @@
-"""What a run has seen of its groups' rewards: sums by name, so that a mean costs nothing to show.
-
-How a run ended, the exit status that follows from it, and the summary at its end. Pure.
-"""
+"""The end of a run: its outcome, the exit status, and the summary. No I/O."""
 
 import enum
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,52 +13,21 @@ from .._core.values import Group, QuarantineReport
 from ._display import duration, requeues, scored, settled
 
 
-@final
-@attrs.define(eq=False)
-class RewardTally:
-    """Sums and counts of rewards, by name; a plain number goes by the name ``reward``."""
-
-    groups: int = 0
-    rollouts: int = 0
-    _sums: dict[str, float] = attrs.field(factory=dict)
-    _counts: dict[str, int] = attrs.field(factory=dict)
-
-    def add(self, groups: Iterable[Group]) -> None:
-        """Count these groups."""
-        for group in groups:
-            self.groups += 1
-            for trajectory in group.trajectories:
-                self.rollouts += 1
-                self._add(trajectory.reward)
-
-    def _add(self, reward: float | Mapping[str, float] | None) -> None:
-        if reward is None:
-            return
-        named = reward if isinstance(reward, Mapping) else {"reward": reward}
-        for name, value in named.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
-            self._counts[name] = self._counts.get(name, 0) + 1
-
-    def means(self) -> dict[str, float]:
-        """The mean of each reward, in the order in which the names appeared."""
-        return {name: total / self._counts[name] for name, total in self._sums.items()}
-
-
 class Ending(enum.Enum):
-    """Why a run stopped."""
+    """The reason why a run ended."""
 
     FINISHED = "finished"
     """The source ended and every group was settled."""
     DRAINED = "drained"
-    """An interrupt: no new groups, the running ones were let finish within the grace."""
+    """A signal came: no new groups were started, the running ones could finish within the grace."""
     CANCELLED = "cancelled"
-    """A second interrupt: the running groups were cancelled."""
+    """A second signal came: the running groups were cancelled."""
     FAILED = "failed"
-    """An error ended it."""
+    """An error ended the run."""
 
 
 class ExitStatus(enum.IntEnum):
-    """What the shell sees."""
+    """The exit status of the command."""
 
     SCORED = 0
     """Every group was scored (or dropped by the filter)."""
@@ -70,16 +36,17 @@ class ExitStatus(enum.IntEnum):
     USAGE = 2
     """The command line or the configuration is wrong."""
     QUARANTINED = 3
-    """Some groups were given up; they are listed."""
+    """Some groups were quarantined; they are listed."""
     INTERRUPTED = 130
-    """Ctrl-C (128 + SIGINT, as shells report it)."""
+    """Ctrl-C or SIGTERM (128 + SIGINT, as shells report it)."""
 
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """What a run left: its last counts, the groups it gave up, the rewards it saw.
+    """The outcome of a run: its last counts, the quarantined groups, the rewards.
 
-    ``statistics`` goes back to the ledger's beginning; ``rollouts``, ``tokens`` and ``rewards`` are this run's alone.
+    ``statistics`` and ``quarantined`` count from the beginning of the ledger; ``rollouts``, ``tokens`` and ``rewards`` are
+    those of this run.
     """
 
     ending: Ending
@@ -95,12 +62,12 @@ class Outcome:
 
     @property
     def undone(self) -> int | None:
-        """Groups still to be done; None while nobody knows how many there are."""
+        """The number of groups that are left to do; None if the total is unknown."""
         return None if self.total is None else self.total - settled(self.statistics)
 
 
 def exit_status(outcome: Outcome) -> ExitStatus:
-    """An interrupt or a failure wins over quarantined groups: the run is not over, and the next one lists them."""
+    """Return the exit status. A signal or a failure takes precedence over quarantined groups: the next run lists them."""
     if outcome.ending is Ending.FAILED:
         return ExitStatus.FAILED
     if outcome.ending is not Ending.FINISHED:
@@ -129,7 +96,7 @@ def _rows(outcome: Outcome) -> Iterator[tuple[str, str]]:
 
 
 def summary(outcome: Outcome) -> Table:
-    """The table at the end of a run."""
+    """Return the table at the end of a run."""
     table = Table(title=f"{outcome.out}: {outcome.ending.value}", show_header=False, title_justify="left")
     table.add_column(style="bold", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
@@ -139,21 +106,53 @@ def summary(outcome: Outcome) -> Table:
 
 
 def quarantine_line(report: QuarantineReport) -> str:
-    """One given-up group on one line: id, cause, attempts, last error."""
+    """Return a quarantined group as one line: id, cause, attempts, last error."""
     tries = "1 attempt" if report.attempts == 1 else f"{report.attempts} attempts"
     error = " ".join(f"{report.error.type}: {report.error.message}".split())
     return f"quarantined {report.id}: {report.cause.value} after {tries}: {error}"
 
 
 def closing_lines(outcome: Outcome) -> Iterator[str]:
-    """What a user must know after the table: groups that were given up, work that is left and how to go on with it."""
+    """Yield the lines after the table: the quarantined groups, and how to resume a run that is not complete."""
     for report in outcome.quarantined:
         yield quarantine_line(report)
     if outcome.ending is Ending.FINISHED:
         return
     undone = outcome.undone
     if undone == 0:
-        yield f"{outcome.ending.value}: nothing was left undone"
+        yield f"{outcome.ending.value}: no groups are left to do"
         return
     left = "an unknown number of groups is" if undone is None else f"{undone} of {outcome.total} groups are"
-    yield f"{outcome.ending.value}: {left} left undone; run the same command again to go on with {outcome.out}"
+    yield (
+        f"{outcome.ending.value}: {left} left to do. Run the same command again to resume in {outcome.out}: finished groups "
+        "are skipped, quarantined groups stay quarantined"
+    )
+
+
+@final
+@attrs.define(eq=False)
+class RewardTally:
+    """Sums and counts of a run's rewards by name. A plain number has the name ``reward``."""
+
+    rollouts: int = 0
+    _sums: dict[str, float] = attrs.field(factory=dict)
+    _counts: dict[str, int] = attrs.field(factory=dict)
+
+    def add(self, groups: Iterable[Group]) -> None:
+        """Count the rewards of these groups."""
+        for group in groups:
+            for trajectory in group.trajectories:
+                self.rollouts += 1
+                self._add(trajectory.reward)
+
+    def _add(self, reward: float | Mapping[str, float] | None) -> None:
+        if reward is None:
+            return
+        named = reward if isinstance(reward, Mapping) else {"reward": reward}
+        for name, value in named.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+            self._counts[name] = self._counts.get(name, 0) + 1
+
+    def means(self) -> dict[str, float]:
+        """Return the mean of each reward, in the order in which the names appeared."""
+        return {name: total / self._counts[name] for name, total in self._sums.items()}

@@ -1,12 +1,11 @@
-"""What signals do to a run: the first SIGINT or SIGTERM drains, the second cancels, SIGUSR1 shows the task tree.
+"""``trio-rollout run``: servers, ledger and engine around a loop that takes and acks every finished group.
 
-While a watcher listens, Python's own KeyboardInterrupt is off: nothing is interrupted between two of its steps. Once the
-second signal has been seen the old handlers are back, so a third one ends a run whose wrap-up hangs.
+The tasks of a run live in one nursery inside the engine: the loop, the progress display, and the watcher of signals. The run
+ends when the loop ends.
 
-One run on the command line: servers, ledger and engine around a loop that takes and acks every finished group.
-
-Its tasks live in one nursery inside the engine: the loop, the progress display, and the watchers of signals. The loop's end
-is the run's end.
+The first SIGINT or SIGTERM drains, the second cancels, SIGUSR1 prints the task tree. While a watcher listens, Python raises
+no KeyboardInterrupt, so nothing is interrupted between two of its steps. After the second signal the old handlers are
+back, so a third one ends a run whose cleanup hangs.
 """
 
 import signal
@@ -14,9 +13,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import attrs
+import click
 import trio
+from rich.console import Console
 
 from .. import RolloutEngine, open_rollout_engine
 from .._util.service import open_service
@@ -25,54 +27,122 @@ from ..errors import EndOfData, EngineClosed
 from ..ledger import open_ledger
 from ..observe import task_tree
 from ..sglang import SGLangServers
-from ._display import Meter, Screen
-from ._job import Job, checked_total, open_servers
-from ._outcome import Ending, Outcome, RewardTally
+from ._display import Meter, Screen, open_display, printable
+from ._job import Job, checked_total, job_of, open_servers
+from ._options import RunOptions, config_option, run_options
+from ._outcome import Ending, ExitStatus, Outcome, RewardTally, closing_lines, exit_status, summary
 
-Say = Callable[[str], Awaitable[None]]
-
-
-async def stop_on_interrupt(
-    drain: Callable[[], Awaitable[None]],
-    cancel: Callable[[], None],
-    *,
-    say: Say,
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Wait for an interrupt, then drain; at the next one, cancel. Runs until then or until it is cancelled.
-
-    ``drain`` is awaited in a child: a second interrupt does not have to wait for it.
-    """
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        task_status.started()
-        await anext(signals)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(say, "draining: no new groups; the running ones may finish. Ctrl-C again cancels them")
-            nursery.start_soon(drain)
-            await anext(signals)
-            nursery.start_soon(say, "cancelling the running groups")
-            cancel()
-
-
-def open_tree_on_usr1(tree: Callable[[], str], *, say: Say) -> AbstractAsyncContextManager[None]:
-    """Say what every task is doing each time SIGUSR1 comes: while the body runs, and while it is left."""
-
-    async def show(*, task_status: trio.TaskStatus[None]) -> None:
-        with trio.open_signal_receiver(signal.SIGUSR1) as signals:
-            task_status.started()
-            async for _ in signals:
-                await say(tree())
-
-    return open_service(show)
-
+Say: TypeAlias = Callable[[str], Awaitable[None]]
 
 MAX_BATCH = 64
 """Most groups that are acked in one write."""
+_DRAINING = "draining: no new groups start, running groups may finish. A second Ctrl-C or SIGTERM cancels them"
+_EPILOG = """\b
+Exit status: 0 every group is scored, 1 the run failed, 2 wrong usage, 3 some groups are quarantined (they are
+listed), 130 ended by Ctrl-C or SIGTERM. SIGUSR1 prints what every task is doing.
+"""
+
+
+@click.command("run", short_help="Sample and score prompts into a folder.", epilog=_EPILOG)
+@config_option
+@run_options
+@click.pass_context
+def run(context: click.Context, /, **options: Any) -> None:
+    """Sample and score the prompts of a file, and write the results to a folder.
+
+    Each prompt gets --samples rollouts, which are its group. Finished groups are written to --out as they come. Run the same
+    command again to resume: finished groups are skipped, quarantined groups stay quarantined. Read the results with
+    "trio-rollout export" and "trio-rollout inspect".
+    """
+    context.exit(execute(RunOptions(**options)))
+
+
+def execute(options: RunOptions) -> ExitStatus:
+    """Run the job that the options describe, and print its outcome.
+
+    Raises:
+      RolloutError: the run failed; its outcome has been printed.
+      click.UsageError: options contradict each other, or name something that does not exist.
+
+    """
+    job = job_of(options)
+    console = Console()
+    progress = not (options.quiet or options.no_progress)
+    with open_display(
+        console, title=str(options.out), progress=progress, plain_every_s=options.progress_every
+    ) as display:
+        outcome = trio.run(partial(run_job, job, screen=Screen(display)), strict_exception_groups=True)
+    _report(console, outcome, quiet=options.quiet)
+    if outcome.error is not None:
+        raise outcome.error
+    return exit_status(outcome)
+
+
+def _report(console: Console, outcome: Outcome, *, quiet: bool) -> None:
+    if not quiet:
+        console.print(summary(outcome))
+    for line in closing_lines(outcome):
+        click.echo(printable(line))
+
+
+async def run_job(job: Job, *, screen: Screen) -> Outcome:
+    """Sample and score every group of the source that the ledger does not have yet.
+
+    Blocks until the source has ended or a signal has drained the engine. Cancelled, the running groups are cancelled; the
+    ledger keeps them to be done.
+
+    Raises:
+      RolloutError: the run could not begin: the prompts, the servers or the ledger are unusable. A later failure is in the
+        outcome.
+
+    """
+    begun = trio.current_time()
+    total = await checked_total(job.source, tokenizer=job.servers.tokenizer)
+    run: _Run | None = None
+    ending, error = Ending.CANCELLED, None
+    # Around everything: the engine drains without a grace only if its body is left by Cancelled.
+    with trio.CancelScope() as everything:  # noqa: ASYNC912  opening the servers is a checkpoint
+        try:
+            async with _open_engine(job, say=screen.say) as (engine, servers):
+                run = _Run(engine=engine, servers=servers, meter=Meter(total=total), screen=screen)
+                ending = await _until_the_end(run, grace=job.grace, cancel=everything.cancel)
+        except Exception as failure:
+            if run is None:  # nothing has begun, so this error is all there is to report
+                raise
+            ending, error = Ending.FAILED, failure
+    if run is None:
+        raise AssertionError("only a run that has begun can be cancelled without an error")
+    return run.outcome(ending=ending, error=error, elapsed_s=trio.current_time() - begun, out=job.out)
+
+
+@asynccontextmanager
+async def _open_engine(job: Job, *, say: Say) -> AsyncGenerator[tuple[RolloutEngine, SGLangServers]]:
+    """Open the engine and its servers, inside everything that they need."""
+    async with (
+        open_tree_on_usr1(task_tree, say=say),
+        open_servers(job.servers, say=say) as servers,
+        open_ledger(job.out, keep_acked=True, settings=job.same) as ledger,
+        open_rollout_engine(
+            job.source, job.generate, servers=servers, reward=job.reward, ledger=ledger, settings=job.settings
+        ) as engine,
+    ):
+        yield engine, servers
+
+
+async def _until_the_end(run: "_Run", *, grace: float, cancel: Callable[[], None]) -> Ending:
+    """Run the loop, with the display and the watcher of signals beside it."""
+    async with trio.open_nursery() as nursery:
+        drain = partial(run.engine.drain, grace=grace)
+        await nursery.start(partial(stop_on_interrupt, drain, cancel, say=run.screen.say))
+        nursery.start_soon(run.show_progress)
+        ending = await run.consume()
+        nursery.cancel_scope.cancel("the run is over")
+    return ending
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class _Run:
-    """What the tasks of one run share."""
+    """The objects that the tasks of one run share, and the tasks."""
 
     engine: RolloutEngine
     servers: SGLangServers
@@ -81,7 +151,7 @@ class _Run:
     tally: RewardTally = attrs.field(factory=RewardTally)
 
     async def show_progress(self) -> None:
-        """Show the progress at the display's own pace, until cancelled."""
+        """Show the progress at the display's interval, until cancelled."""
         while True:
             now = trio.current_time()
             counts, servers = self.engine.statistics(), self.servers.statistics().servers
@@ -93,7 +163,9 @@ class _Run:
         """Take and ack groups until there are no more."""
         while True:
             await trio.lowlevel.checkpoint()
-            ready = self.engine.statistics().ready  # never wait for more than is there: a group is safe once acked
+            ready = (
+                self.engine.statistics().ready
+            )  # never wait for more groups than are ready: a group is safe once acked
             try:
                 batch = await self.engine.next_batch(max(1, min(MAX_BATCH, ready)))
             except EndOfData:
@@ -104,7 +176,7 @@ class _Run:
             self.tally.add(batch.groups)
 
     def outcome(self, *, ending: Ending, error: Exception | None, elapsed_s: float, out: Path) -> Outcome:
-        """What is left of the run, once the engine has been left."""
+        """Return the outcome, once the engine has been left."""
         counts = self.engine.statistics()
         return Outcome(
             ending=ending,
@@ -120,56 +192,35 @@ class _Run:
         )
 
 
-async def _until_the_end(run: _Run, *, grace: float, cancel: Callable[[], None]) -> Ending:
-    """The loop, with the display and the watcher of interrupts beside it."""
-    async with trio.open_nursery() as nursery:
-        drain = partial(run.engine.drain, grace=grace)
-        await nursery.start(partial(stop_on_interrupt, drain, cancel, say=run.screen.say))
-        nursery.start_soon(run.show_progress)
-        ending = await run.consume()
-        nursery.cancel_scope.cancel("the run is over")
-    return ending
+async def stop_on_interrupt(
+    drain: Callable[[], Awaitable[None]],
+    cancel: Callable[[], None],
+    *,
+    say: Say,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Drain at the first SIGINT or SIGTERM and cancel at the second. Runs until then, or until it is cancelled.
 
-
-@asynccontextmanager
-async def _open_engine(job: Job, *, say: Say) -> AsyncGenerator[tuple[RolloutEngine, SGLangServers]]:
-    """The engine and its servers, inside all that they need."""
-    async with (
-        open_tree_on_usr1(task_tree, say=say),
-        open_servers(job.servers, say=say) as servers,
-        open_ledger(job.out, keep_acked=True, settings=job.same) as ledger,
-        open_rollout_engine(
-            job.source, job.generate, servers=servers, reward=job.reward, ledger=ledger, settings=job.settings
-        ) as engine,
-    ):
-        yield engine, servers
-
-
-async def run_job(job: Job, *, screen: Screen) -> Outcome:
-    """Produce every group of the source, scored, in the ledger; what it has already is not made again.
-
-    Blocks until the source has ended or an interrupt has drained the engine. Cancelled, the running groups are cancelled
-    and stay to be done in the ledger.
-
-    Raises:
-      RolloutError: nothing could begin: the prompts, the servers or the ledger are unusable. A failure after that is in the
-        outcome.
-
+    ``drain`` runs in a child task, so that a second signal does not wait for it.
     """
-    begun = trio.current_time()
-    total = await checked_total(job.source, tokenizer=job.servers.tokenizer)
-    run: _Run | None = None
-    ending, error = Ending.CANCELLED, None
-    # Around everything: only a body that is left by Cancelled makes the engine leave without a grace.
-    with trio.CancelScope() as everything:  # noqa: ASYNC912  opening the servers is a checkpoint
-        try:
-            async with _open_engine(job, say=screen.say) as (engine, servers):
-                run = _Run(engine=engine, servers=servers, meter=Meter(total=total), screen=screen)
-                ending = await _until_the_end(run, grace=job.grace, cancel=everything.cancel)
-        except Exception as failure:
-            if run is None:  # nothing has begun, so there is nothing to report but this
-                raise
-            ending, error = Ending.FAILED, failure
-    if run is None:
-        raise AssertionError("only a run that has begun is cancelled in silence")
-    return run.outcome(ending=ending, error=error, elapsed_s=trio.current_time() - begun, out=job.out)
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
+        await anext(signals)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(say, _DRAINING)
+            nursery.start_soon(drain)
+            await anext(signals)
+            nursery.start_soon(say, "cancelling the running groups")
+            cancel()
+
+
+def open_tree_on_usr1(tree: Callable[[], str], *, say: Say) -> AbstractAsyncContextManager[None]:
+    """Print the tasks' await stacks at each SIGUSR1, while the body runs and while it is left."""
+
+    async def show(*, task_status: trio.TaskStatus[None]) -> None:
+        with trio.open_signal_receiver(signal.SIGUSR1) as signals:
+            task_status.started()
+            async for _ in signals:
+                await say(tree())
+
+    return open_service(show)
