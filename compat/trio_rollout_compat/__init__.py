@@ -1,7 +1,15 @@
 """Hosts and clients that are not Trio: asyncio code inside the engine, and the engine inside asyncio, threads and trainers.
 
-General layout: ``bridge`` runs asyncio functions from Trio, ``sandboxes`` are slime's; ``thread`` runs the engine beside a program that is not Trio.
-``docs/embedding.md`` says which way to choose. Importing this package never imports trio_asyncio.
+General layout:
+
+- ``bridge`` runs asyncio functions from Trio; ``_user_code``, ``_servers`` and ``sandboxes`` make generate functions, scorers, an
+  HTTP client and sandboxes of them
+- ``thread`` runs the engine beside a program that is not Trio
+- ``slime``, ``miles`` and ``ray`` are the hosts; ``_leasing`` is what a cluster needs without Ray, ``_host_servers`` are servers
+  whose weights belong to the host
+
+Only public names of ``trio_rollout`` are used. ``docs/embedding.md`` says which way to choose. Importing this package never
+imports trio_asyncio.
 """
 
 from ._servers import Answer as Answer

@@ -1,7 +1,8 @@
-"""SGLang servers that are reached through an asyncio HTTP client: aiohttp, httpx on asyncio, or a class of the user's own.
+"""SGLang servers that are reached through an asyncio HTTP client: aiohttp, httpx on asyncio, or the user's own.
 
-Everything above the HTTP exchange is the native client (choice of a server, deadlines, aborts, windows, probes); what is
-put in is a connection whose bytes are turned into one call of the user's client, and the answer back into bytes.
+Everything above the HTTP exchange is the native client: choice of a server, deadlines, aborts, weight updates, probes. Below it is
+a connection that turns the bytes of a request into one call of the user's client, and its answer back into bytes. Decision:
+docs/decisions/0018-asyncio-servers-are-opened.md.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
@@ -24,7 +25,7 @@ _HEAD_END: Final = b"\r\n\r\n"
 
 @attrs.frozen
 class Answer:
-    """What a client answers: the body whole, decoded from whatever encoding it came in."""
+    """A client's answer, with the whole body, decoded from its content encoding."""
 
     status: int
     body: bytes
@@ -32,17 +33,17 @@ class Answer:
 
 
 class AsyncioClient(Protocol):
-    """An asyncio HTTP client, as far as it is needed: one request, one whole answer."""
+    """An asyncio HTTP client: one request, one whole answer."""
 
     def __call__(self, method: str, url: str, headers: Mapping[str, str], body: bytes, /) -> Awaitable[Answer]:
-        """Send it. Raises OSError (or anything else) if no whole answer came. Without a timeout of its own."""
+        """Send the request, on the bridge's loop. Must have no timeout. Any exception counts as a broken connection."""
         ...
 
 
 @final
 @attrs.define(eq=False)
-class _Bridged:
-    """The port of five calls over one client, for one exchange: bytes of a request go in, bytes of an answer come out."""
+class _BridgedConnection:
+    """On Trio's thread: a ``Connection`` for one exchange. Bytes of a request go in, bytes of an answer come out."""
 
     _address: Address
     _client: AsyncioClient
@@ -88,7 +89,7 @@ class _Bridged:
         self._scope.cancel()
         self._changed.notify()
 
-    async def _exchange(  # noqa: ASYNC910  the bridge has them
+    async def _exchange(  # noqa: ASYNC910  the bridge has checkpoints
         self, method: str, path: str, headers: dict[str, str], body: bytes
     ) -> None:
         scheme = "https" if self._address.tls else "http"
@@ -111,7 +112,7 @@ def _parsed(head: bytes) -> tuple[str, str, dict[str, str]]:
 
 def _encoded(answer: Answer) -> bytes:
     kept = {name.lower(): value for name, value in answer.headers.items()}
-    # Closed after one exchange: which sockets are reused is the client's affair, so no failure may look like a stale one's.
+    # Closed after one exchange: the client decides which sockets are reused, so no failure may look like a stale socket's.
     lines = [f"HTTP/1.1 {answer.status} {_phrase(answer.status)}", "connection: close"]
     lines.append(f"content-length: {len(answer.body)}")
     lines += [f"{name}: {kept[name]}" for name in ("content-type", "retry-after") if name in kept]
@@ -128,18 +129,20 @@ async def open_asyncio_servers(
 ) -> AsyncGenerator[SGLangServers]:
     """Like ``open_sglang_servers``, with every HTTP exchange made by an asyncio client on the bridge's loop.
 
-    ``client`` is an async function ``(method, url, headers, body) -> Answer``; it must not have a short timeout of its own: the
-    engine's deadlines cancel it. ``aiohttp_client`` and ``httpx_client`` make one. ``more`` is passed on. An answer is read whole,
-    so a streamed one shows no progress before its end: ``Deadlines.no_progress`` needs the native client.
+    ``client`` is an async function ``(method, url, headers, body) -> Answer``; it must not have a short timeout: the engine's
+    deadlines cancel it. ``aiohttp_client`` and ``httpx_client`` make one. ``more`` is passed on. An answer is read whole, so a
+    streamed answer shows no progress before its end: ``Deadlines.no_progress`` needs the native client.
+
+    Entering and leaving block as those of ``open_sglang_servers`` do.
 
     Raises:
       SettingsError, ServerError: as ``open_sglang_servers``.
 
     """
 
-    async def connect(nursery: trio.Nursery, address: Address) -> _Bridged:
+    async def connect(nursery: trio.Nursery, address: Address) -> _BridgedConnection:
         await trio.lowlevel.checkpoint()
-        return _Bridged(address, client, bridge, nursery)
+        return _BridgedConnection(address, client, bridge, nursery)
 
     async with (
         open_service_nursery() as nursery,
@@ -149,7 +152,7 @@ async def open_asyncio_servers(
 
 
 def aiohttp_client(session: Any) -> AsyncioClient:
-    """A client over an ``aiohttp.ClientSession`` that lives on the bridge's loop; give it ``timeout=ClientTimeout(total=None)``."""
+    """Return a client over an ``aiohttp.ClientSession`` of the bridge's loop; give it ``timeout=ClientTimeout(total=None)``."""
 
     async def send(method: str, url: str, headers: Mapping[str, str], body: bytes, /) -> Answer:
         async with session.request(method, url, headers=_sent(headers), data=body) as response:
@@ -159,7 +162,7 @@ def aiohttp_client(session: Any) -> AsyncioClient:
 
 
 def httpx_client(client: Any) -> AsyncioClient:
-    """A client over an ``httpx.AsyncClient`` that is used on the bridge's loop only; give it ``timeout=None``."""
+    """Return a client over an ``httpx.AsyncClient`` that is used on the bridge's loop only; give it ``timeout=None``."""
 
     async def send(method: str, url: str, headers: Mapping[str, str], body: bytes, /) -> Answer:
         response = await client.request(method, url, headers=_sent(headers), content=body)
@@ -169,5 +172,5 @@ def httpx_client(client: Any) -> AsyncioClient:
 
 
 def _sent(headers: Mapping[str, str]) -> dict[str, str]:
-    """What belongs to the request itself; the rest is the connection's, which is the client's own."""
+    """Return the headers of the request itself; those of the connection are the client's."""
     return {name: value for name, value in headers.items() if name in {"content-type", "authorization", "accept"}}

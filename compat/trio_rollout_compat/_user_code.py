@@ -1,4 +1,4 @@
-"""Asyncio generate functions and scorers as the engine's: deadlines, aborts, requeues and drains hold for them too."""
+"""Asyncio generate functions and scorers for the engine. Deadlines, aborts, requeues and drains hold for them, too."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ Score = TypeVar("Score")
 @final
 @attrs.define(eq=False, repr=False)
 class AsyncioRollout:
-    """What an asyncio generate function gets: ``trio_rollout.abc.Rollout``, awaited from asyncio.
+    """``trio_rollout.abc.Rollout`` for an asyncio generate function, which awaits its methods on the loop's thread.
 
     ``deadline`` is on the clock of the running loop, for ``asyncio.timeout_at``. ``portal.run(fn, *args)`` runs any Trio function
     inside the rollout's scopes.
@@ -52,7 +52,7 @@ class AsyncioRollout:
 
     @property
     def tools(self) -> RolloutTools:
-        """The rollout's tools. They are Trio's: ``await rollout.portal.run(rollout.tools.run_captured, ["ls"])``."""
+        """The rollout's tools, for Trio's thread: ``await rollout.portal.run(rollout.tools.run_captured, ["ls"])``."""
         return self._rollout.tools
 
     async def generate(
@@ -64,11 +64,12 @@ class AsyncioRollout:
     ) -> Turn:
         """Sample one turn through the engine's own client; see ``trio_rollout.abc.Rollout.generate``.
 
-        Cancelled, the request is aborted on its server before CancelledError goes on. An interrupted turn raises nothing else
-        than that: the attempt is over.
+        Blocks the asyncio task until the answer is complete. Cancelled, the request is aborted on its server before
+        CancelledError goes on. An interrupted turn cancels the task as well: the attempt is over.
 
         Raises:
-          RequestRejected, ServerError: as there.
+          RequestRejected: the request's fault.
+          ServerError: the server's fault.
 
         """
 
@@ -78,7 +79,7 @@ class AsyncioRollout:
         return await self.portal.run(ask)
 
     def finish(self, turns: Sequence[Turn], *, status: Status | None = None) -> Trajectory:
-        """The trajectory of these turns; the status follows the last turn's stop unless given."""
+        """Return the trajectory of these turns; the status follows the last turn's stop unless given."""
         return self._rollout.finish(turns, status=status)
 
 
@@ -93,7 +94,7 @@ class AsyncioGenerateFunction(Protocol):
 @final
 @attrs.frozen(eq=False)
 class AsyncioGenerate:
-    """Made by ``asyncio_generate``: a generate function for the engine."""
+    """On Trio's thread: the engine's generate function over an asyncio one. Made by ``asyncio_generate``."""
 
     _fn: AsyncioGenerateFunction
     _bridge: Bridge = attrs.field(repr=False)
@@ -114,7 +115,7 @@ class AsyncioGenerate:
 def asyncio_generate(
     fn: AsyncioGenerateFunction, *, bridge: Bridge, sampling: SamplingParams | None = None
 ) -> AsyncioGenerate:
-    """An asyncio function ``fn(prompt, rollout)`` as the engine's generate function.
+    """Make an asyncio function ``fn(prompt, rollout)`` a generate function for the engine.
 
     ``rollout`` is an ``AsyncioRollout``. ``sampling`` is the default of its turns. The bridge must be open as long as the engine.
     """
@@ -122,7 +123,7 @@ def asyncio_generate(
 
 
 def asyncio_reward(fn: Callable[[Item], Awaitable[Score]], *, bridge: Bridge) -> Callable[[Item], Awaitable[Score]]:
-    """An asyncio scorer of trajectories or of groups, or a filter, as the engine's. The bridge must outlive the engine."""
+    """Make an asyncio scorer of trajectories or groups, or a filter, one for the engine. The bridge must outlive the engine."""
     return bridge.wrap(fn)
 
 

@@ -182,12 +182,12 @@ async def test_nobody_is_lent_anything_while_the_trainer_takes_nothing(autojump_
 
 async def test_a_timeout_takes_nothing(autojump_clock):
     async with cluster(3, seconds=10.0) as (service, _):
-        with pytest.raises(TimeoutError, match=r"next_batch\(3\): not so many groups were finished within 5 s"):
+        with pytest.raises(TimeoutError, match=r"next_batch\(3\): fewer groups were finished within 5 s"):
             await service.next_batch(3, 5)
         head, _ = await service.next_batch(3, None)
         assert len(head.ids) == 3
         await service.ack(head.id)
-        with pytest.raises(RolloutError, match="acked already, or of another engine"):
+        with pytest.raises(RolloutError, match="acked already, or the service was restarted since"):
             await service.ack(head.id)
 
 

@@ -239,7 +239,7 @@ def test_without_a_ledger_a_dead_service_is_the_end(ray, opened):
 
 def test_a_timeout_takes_nothing(ray, opened):
     with opened(4, seconds=3.0) as rollouts:
-        with pytest.raises(TimeoutError, match=r"not so many groups were finished within 0\.2 s"):
+        with pytest.raises(TimeoutError, match=r"fewer groups were finished within 0\.2 s"):
             rollouts.next_batch(4, timeout=0.2)
         assert len(rollouts.next_batch(4, timeout=60).ids) == 4
 

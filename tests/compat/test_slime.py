@@ -9,7 +9,7 @@ import trio
 
 from trio_rollout.errors import GenerateError, RolloutError, ServerLost, SettingsError
 from trio_rollout.testing import Run
-from trio_rollout_compat.slime import _stages, add_arguments, close_engines, generate_rollout
+from trio_rollout_compat.slime import _adapters, add_arguments, close_engines, generate_rollout
 from trio_rollout_compat.slime._arguments import ARGUMENTS, REFUSED, REQUIRED, Arguments
 
 from .hosting import DataSource, arguments, importable, rows, update_behind_our_back
@@ -120,8 +120,8 @@ def test_what_the_host_aborted_is_tried_again_from_a_pristine_sample(host, seen,
 
 def test_a_function_that_aborts_everything_ends_the_run(host, seen, server, caplog, monkeypatch):
     """Loudly; the source is not read empty meanwhile."""
-    monkeypatch.setattr(_stages, "ROUNDS", 3)
-    monkeypatch.setattr(_stages, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(_adapters, "ROUNDS", 3)
+    monkeypatch.setattr(_adapters, "_FIRST_PAUSE_S", 0.01)
     source = DataSource()
     args = arguments(server, custom_generate_function_path="user_functions.always_aborted")
     with pytest.raises(RolloutError, match=r"failed for good .*GenerateError: \d+ answers in a row came back aborted"):
@@ -131,7 +131,7 @@ def test_a_function_that_aborts_everything_ends_the_run(host, seen, server, capl
 
 async def test_aborts_in_a_row_are_waited_out_longer_and_longer(autojump_clock):
     """One round is an update's, at no cost; an answer of any other kind begins anew; after twenty rounds it is over."""
-    aborts, lost, begun = _stages.Aborts(at_once=4), ServerLost("aborted"), trio.current_time()
+    aborts, lost, begun = _adapters.Aborts(at_once=4), ServerLost("aborted"), trio.current_time()
     for _ in range(4):
         await aborts.note(lost)
     assert trio.current_time() == begun
@@ -168,7 +168,7 @@ def test_a_data_source_that_has_nothing_at_the_moment_is_asked_again(host, seen,
     args = arguments(server, custom_generate_function_path="user_functions.aborted_first")
     output = generate_rollout(args, 0, source)
     assert [group[0].group_index for group in output.samples] == [0, 1, 2]
-    assert "gave no group, 2 times in a row" in caplog.text
+    assert "gave no group 2 times in a row" in caplog.text
     close_engines()
 
 
@@ -345,7 +345,7 @@ def test_every_argument_that_is_read_is_listed_with_its_default():
         "apply_chat_template": False,
         "apply_chat_template_kwargs": None,
     } == ARGUMENTS
-    with pytest.raises(AttributeError, match="not in the list of what is read"):
+    with pytest.raises(AttributeError, match="not in the list of attributes that are read"):
         _ = Arguments(Namespace()).something_else
 
 

@@ -1,9 +1,8 @@
-"""What travels between the lease service and a node: a lease, and how it was settled.
+"""Lending groups to nodes: which node has room, which groups are lent, and how a node that is gone comes back.
 
-Lending groups to nodes: who has room, what is out, what comes back from a node that is gone.
-
-Owns the places of the nodes. A lease is out for as long as its node works on it, even when nobody wants its result any more: only
-then its place is free. Knows nothing of Ray: a node is a ``Worker``.
+A ``Lease`` travels to a node, ``Settled`` comes back. The service knows a node as a ``Worker``, which may be anything that can
+run a lease. A place on a node is taken for as long as the node works on the lease, even when the result is no longer
+wanted; otherwise the node would get more than it can run.
 """
 
 import itertools
@@ -22,7 +21,10 @@ from trio_rollout.lowlevel import Condition, open_service_nursery
 
 @attrs.frozen(kw_only=True)
 class Lease:
-    """A group that a node is to run. ``holder`` is the life of the service that lent it; ``number`` is unique within that."""
+    """A group that a node is to run.
+
+    ``holder`` names the service that lent it, a new name after each restart; ``number`` is unique for that holder.
+    """
 
     holder: str
     number: int
@@ -34,7 +36,7 @@ class Lease:
 
 @attrs.frozen(kw_only=True)
 class Settled:
-    """A lease's end on its node: the group's trajectories, or why there are none."""
+    """The outcome of a lease on its node: the group's trajectories, or the failure that ended it."""
 
     rows: tuple[Trajectory, ...] = ()
     failure: Failure | None = None
@@ -46,15 +48,17 @@ T = TypeVar("T")
 
 
 class Worker(Protocol):
-    """A node."""
+    """A node, as the lease service uses it. All methods are called by tasks of the service's Trio run."""
 
     @property
     def name(self) -> str:
-        """What it is called in messages."""
+        """The node's name in messages."""
         ...
 
     async def run(self, lease: Lease) -> Settled:
-        """Have the node run a group to its end.
+        """Run a group on the node and return its outcome. Blocks until then.
+
+        Never cancelled while the service is open: a lease that is no longer wanted is revoked.
 
         Raises:
           ServerLost: the node is gone, and the lease with it.
@@ -63,18 +67,18 @@ class Worker(Protocol):
         ...
 
     def revoke(self, lease: Lease) -> None:
-        """Tell the node that nobody wants this any more: its ``run`` ends soon."""
+        """Tell the node that the result is no longer wanted, so that its ``run`` ends soon. Does not block."""
         ...
 
     async def returned(self, holder: str) -> bool:
-        """Wait until a node that was gone can be used; False: it never will."""
+        """Wait until the node can be used; return False if it is gone for good. Called at the start and after ServerLost."""
         ...
 
 
 @final
 @attrs.define(eq=False)
 class _Place:
-    """One life of a node: how many groups it may have, how many it has."""
+    """A node that can be used, and how many more groups it can run."""
 
     worker: Worker
     free: int
@@ -82,8 +86,8 @@ class _Place:
 
 @final
 @attrs.define(eq=False)
-class _Errand:
-    """One lease that is out."""
+class LentGroup:
+    """One group that is lent, until its node is done with it."""
 
     lease: Lease
     over: trio.Event = attrs.field(factory=trio.Event, init=False)
@@ -91,7 +95,12 @@ class _Errand:
     lost: ServerLost | None = attrs.field(default=None, init=False)
 
     def rows(self) -> tuple[Trajectory, ...]:
-        """What came back. A lost lease, or one whose servers were lost, is the pool's to lend again."""
+        """Return the trajectories. A ServerLost lets the engine try again, which lends the group once more.
+
+        Raises:
+          ServerLost: the node is gone, or its servers are, or it was closed.
+          GenerateError: the node has given the group up.
+        """
         failure = self.settled.failure
         if self.lost is not None:
             raise ServerLost(f"{self.lease}: {self.lost}") from self.lost
@@ -104,58 +113,61 @@ class _Errand:
 @final
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Leases:
-    """Made by ``open_leases``. ``wrap_up``: how long a lease that nobody wants any more is waited for."""
+    """The leases of one service. Made by ``open_leases``.
+
+    ``capacity``: groups at once on each node. ``cleanup_s``: seconds that a revoked lease is waited for.
+    """
 
     holder: str
     capacity: int
-    wrap_up: float
+    cleanup_s: float
     _nursery: trio.Nursery = attrs.field(alias="nursery")
     _changed: Condition = attrs.field(factory=Condition, init=False)
     _places: list[_Place] = attrs.field(factory=list, init=False)
     _absent: int = attrs.field(default=0, init=False)
-    _last_words: str = attrs.field(default="", init=False)
+    _last_loss: str = attrs.field(default="", init=False)
     _numbers: Iterator[int] = attrs.field(factory=itertools.count, init=False)
 
     @property
     def out(self) -> int:
-        """How many groups are lent."""
+        """Number of groups that are lent."""
         return sum(self.capacity - place.free for place in self._places)
 
     @property
     def nodes(self) -> Sequence[str]:
-        """Who can be lent to now."""
+        """Names of the nodes that can be used now."""
         return [place.worker.name for place in self._places]
 
     async def lend(self, prompt: Prompt) -> tuple[Trajectory, ...]:
-        """Have some node run this group, and return its trajectories.
+        """Run this group on some node, and return its trajectories.
 
-        Blocks until a node has room, then until it is done. Cancelled, the node is told, and its end awaited for ``wrap_up``
-        seconds before Cancelled goes on.
+        Blocks until a node has room, then until it is done. Cancelled, the lease is revoked, and its end awaited for
+        ``cleanup_s`` seconds before Cancelled goes on.
 
         Raises:
-          ServerLost: the node is gone, or has lost its servers: another one may try.
-          GenerateError: the node has given it up; says why.
+          ServerLost: the node is gone, or has lost its servers; another node may try.
+          GenerateError: the node has given the group up; the message says why.
 
         """
         await self._changed.wait_until(lambda: any(place.free > 0 for place in self._places))
         place = max(self._places, key=lambda place: place.free)
         place.free -= 1
-        errand = _Errand(Lease(holder=self.holder, number=next(self._numbers), prompt=prompt))
-        self._nursery.start_soon(self._run, place, errand, name=f"{errand.lease} on {place.worker.name}")
+        lent = LentGroup(Lease(holder=self.holder, number=next(self._numbers), prompt=prompt))
+        self._nursery.start_soon(self._run, place, lent, name=f"{lent.lease} on {place.worker.name}")
         try:
-            await errand.over.wait()
+            await lent.over.wait()
         except trio.Cancelled:
-            place.worker.revoke(errand.lease)
-            with trio.move_on_after(self.wrap_up, shield=True):
-                await errand.over.wait()
+            place.worker.revoke(lent.lease)
+            with trio.move_on_after(self.cleanup_s, shield=True):
+                await lent.over.wait()
             raise
-        return errand.rows()
+        return lent.rows()
 
     async def unless_all_are_gone(self, fn: Callable[[], Awaitable[T]]) -> T:
-        """Await ``fn()``, as long as there is a node, or one that may come back.
+        """Await ``fn()``, and cancel it when every node is gone for good.
 
         Raises:
-          ServerError: there is none.
+          ServerError: every node is gone for good.
 
         """
         made: list[T] = []
@@ -170,38 +182,38 @@ class Leases:
         if failure is not None:
             raise failure
         if not made:
-            raise ServerError(f"every node is gone for good. The last one: {self._last_words}")
+            raise ServerError(f"every node is gone for good. The last one: {self._last_loss}")
         return made[0]
 
     async def _cancel_when_all_are_gone(self, scope: trio.CancelScope) -> None:
         await self._changed.wait_until(lambda: not self._places and not self._absent)
         scope.cancel(reason="every node is gone")
 
-    async def _run(self, place: _Place, errand: _Errand) -> None:
+    async def _run(self, place: _Place, lent: LentGroup) -> None:
         try:
-            errand.settled = await place.worker.run(errand.lease)
+            lent.settled = await place.worker.run(lent.lease)
         except ServerLost as error:
-            errand.lost = error
+            lent.lost = error
             self._note_gone(place, error)
         finally:
             place.free += 1
-            errand.over.set()
+            lent.over.set()
             self._changed.notify()
 
     def _note_gone(self, place: _Place, error: ServerLost) -> None:
         if place not in self._places:
             return  # another of its leases was the first to know
         self._places.remove(place)
-        self._last_words = str(error)
-        _log.warning("node %s is gone; what it was lent runs elsewhere: %s", place.worker.name, error)
+        self._last_loss = str(error)
+        _log.warning("node %s is gone; the groups it was lent run elsewhere: %s", place.worker.name, error)
         self.expect(place.worker)
 
     def expect(self, worker: Worker) -> None:
         """Lend to this node as soon as it can be used."""
         self._absent += 1
-        self._nursery.start_soon(self._await, worker, name=f"await node {worker.name}")
+        self._nursery.start_soon(self._await_return, worker, name=f"await node {worker.name}")
 
-    async def _await(self, worker: Worker) -> None:
+    async def _await_return(self, worker: Worker) -> None:
         try:
             if await worker.returned(self.holder):
                 self._places.append(_Place(worker, self.capacity))
@@ -214,12 +226,12 @@ class Leases:
 
 @asynccontextmanager
 async def open_leases(
-    workers: Sequence[Worker], *, holder: str, capacity: int, wrap_up: float
+    workers: Sequence[Worker], *, holder: str, capacity: int, cleanup_s: float
 ) -> AsyncGenerator[Leases]:
     """Lend groups to these nodes, ``capacity`` at once to each, until the block is left."""
 
     async with open_service_nursery() as nursery:
-        leases = Leases(holder=holder, capacity=capacity, wrap_up=wrap_up, nursery=nursery)
+        leases = Leases(holder=holder, capacity=capacity, cleanup_s=cleanup_s, nursery=nursery)
         for worker in workers:
             leases.expect(worker)
         yield leases

@@ -1,7 +1,8 @@
-"""A node: an engine whose source is what it was lent, and whose trainer is the lease.
+"""A node: an engine whose source is the groups that it was lent, and whose trainer is the lease.
 
-Owns the leases that this node holds. Each is a group of its own here, whatever was lent before: its epoch is its number. Knows
-nothing of Ray.
+``Node`` owns the leases that this node has, and is source, generate function, rewards and instrument of its engine in one.
+Each lease is a separate group of that engine, even if the same group was lent before: the lease's number is the epoch of its
+prompt. Decision: docs/decisions/0017-a-cluster-is-an-engine-that-lends.md.
 """
 
 import itertools
@@ -34,14 +35,14 @@ from .._host_servers import HostServers
 from ._leases import Lease, Settled
 
 Score: TypeAlias = float | Mapping[str, float]
-# A node never fails for its groups' failures: they are the service's to count.
+# A node never fails for its groups' failures: the service counts them.
 _NO_BUDGET: Final = 2**31
 _NOTHING: Final = Segment(tokens=[0], response_length=1, loss_mask=[0], log_probs=[0.0], versions=())
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class NodeParts:
-    """What a node's engine is made of; see ``open_rollout_engine``."""
+    """The parts of a node's engine; see ``open_rollout_engine``."""
 
     generate: Generate
     servers: InferenceServers
@@ -57,7 +58,7 @@ OpenParts: TypeAlias = Callable[[], AbstractAsyncContextManager[NodeParts]]
 @final
 @attrs.define(eq=False)
 class _Held:
-    """A lease that this node has: its rollouts' scopes while they run, its end."""
+    """A lease that this node has: the scopes of its running rollouts, and its outcome."""
 
     lease: Lease
     revoked: bool = attrs.field(default=False, init=False)
@@ -86,7 +87,7 @@ class _Held:
 @final
 @attrs.define(eq=False, repr=False)
 class Node:
-    """The leases of one node, as its engine's source, generate function, rewards and instrument see them."""
+    """The leases of one node: source, generate function, rewards and instrument of its engine."""
 
     parts: NodeParts
     _held: dict[int, _Held] = attrs.field(factory=dict, init=False)
@@ -95,7 +96,7 @@ class Node:
     _numbers: Iterator[int] = attrs.field(factory=itertools.count, init=False)
 
     async def run(self, lease: Lease) -> Settled:
-        """Run a group to its end. Cancelled, it is revoked."""
+        """Run a group and return its outcome. Blocks until then. Cancelled, the lease is revoked."""
         number, held = next(self._numbers), _Held(lease)
         self._held[number] = held
         self._queue.append(number)
@@ -108,13 +109,13 @@ class Node:
         return held.settled
 
     def revoke(self, holder: str, number: int) -> None:
-        """End a lease soon, if it is still held: nobody wants its result."""
+        """End a lease soon, if it is still held: its result is no longer wanted."""
         for mine, held in list(self._held.items()):
             if (held.lease.holder, held.lease.number) == (holder, number):
                 self._revoke(mine)
 
     def adopt(self, holder: str) -> None:
-        """From now on this life of the service lends here: what an earlier one has lent is revoked."""
+        """Accept leases of this holder, and revoke those of the service before it was restarted."""
         for mine, held in list(self._held.items()):
             if held.lease.holder != holder:
                 self._revoke(mine)
@@ -131,36 +132,36 @@ class Node:
         held.settle(Settled(failure=_revoked(held.lease)) if held.revoked else settled)
 
     async def take(self, count: int) -> Sequence[Prompt]:
-        """The engine's source: what was lent. It never ends; blocks while there is nothing."""
+        """Return groups that were lent, as the engine's source. It never ends; blocks while there is none."""
         await self._changed.wait_until(lambda: bool(self._queue))
         numbers = [self._queue.popleft() for _ in range(min(count, len(self._queue)))]
         return [attrs.evolve(self._held[number].lease.prompt, epoch=number) for number in numbers]
 
     async def give_back(self, prompts: Sequence[Prompt]) -> None:
-        """What the engine did not finish: its leases go back."""
+        """Settle the leases of groups that the engine did not finish: the service lends them elsewhere."""
         await trio.lowlevel.checkpoint()
         for prompt in prompts:
             failure = Failure(cause=Cause.SHUTDOWN, type="", message="the node was closed")
             self._settle(prompt.epoch, Settled(failure=failure))
 
     def state(self) -> dict[str, object]:
-        """Nothing: the service has the ledger."""
+        """Return nothing: the service has the ledger."""
         return {}
 
     def restore(self, state: Mapping[str, object]) -> None:
-        """Nothing to restore."""
+        """Restore nothing."""
         del state
 
     @property
     def sampling(self) -> SamplingParams:
-        """The default of the user's generate function, where the engine looks for it."""
+        """The default of the user's generate function, under the name that the engine looks for."""
         sampling = getattr(self.parts.generate, "sampling", None)
         return sampling if isinstance(sampling, SamplingParams) else SamplingParams()
 
     async def __call__(self, prompt: Prompt, rollout: Rollout, /) -> Trajectory:
-        """The engine's generate function: the user's, with the prompt as it was lent.
+        """Run the user's generate function with the prompt as it was lent: the engine's generate function.
 
-        A revoked group ends like any other, with nothing in it: that needs no other try, and is nobody's failure.
+        A revoked group ends like any other, with nothing in it, so that it counts as no failure and is not tried again.
         """
         held = self._held[prompt.epoch]
         if not held.revoked:
@@ -170,14 +171,14 @@ class Node:
         return Trajectory(prompt=prompt, index=rollout.index, segments=[_NOTHING])
 
     async def reward(self, trajectory: Trajectory) -> Score:
-        """The user's, with the prompt as it was lent."""
+        """Call the user's reward, with the prompt as it was lent."""
         if self.parts.reward is None or self._held[trajectory.prompt.epoch].revoked:
             await trio.lowlevel.checkpoint()
             return 0.0
         return await self.parts.reward(attrs.evolve(trajectory, prompt=self._lent(trajectory.prompt)))
 
     async def group_reward(self, group: Group) -> Sequence[Score]:
-        """The user's, with the prompt as it was lent."""
+        """Call the user's group reward, with the prompt as it was lent."""
         if self.parts.group_reward is None or self._held[group.prompt.epoch].revoked:
             await trio.lowlevel.checkpoint()
             return [0.0] * len(group.trajectories)
@@ -189,13 +190,13 @@ class Node:
         return attrs.evolve(prompt, epoch=self._held[prompt.epoch].lease.prompt.epoch)
 
     def event(self, name: str, fields: Mapping[str, object], /) -> None:
-        """The engine's instrument: a group that is given up settles its lease."""
+        """Settle the lease of a group that is given up: the engine's instrument."""
         report = fields.get("report")
         if name == "group.quarantined" and isinstance(report, QuarantineReport):
             self._settle(report.id.epoch, Settled(failure=attrs.evolve(report.error, cause=report.cause)))
 
     async def deliver(self, engine: RolloutEngine) -> None:
-        """The engine's trainer: a finished group settles its lease."""
+        """Settle the lease of each finished group: the engine's trainer."""
         async for batch in engine.batches(1):
             for group in batch.groups:
                 self._settle(group.id.epoch, Settled(rows=group.trajectories))
@@ -207,13 +208,13 @@ def _revoked(lease: Lease) -> Failure:
 
 
 def node_settings(settings: EngineSettings) -> EngineSettings:
-    """A node's engine retries as it was told to, but neither counts failures nor judges age: the service does."""
+    """Return the settings of a node's engine: it retries, but the service counts failures and judges staleness."""
     return attrs.evolve(settings, failure_budget=_NO_BUDGET, staleness=Staleness())
 
 
 @asynccontextmanager
 async def open_node(open_parts: OpenParts, settings: EngineSettings) -> AsyncGenerator[Node]:
-    """A node's engine, ready to be lent groups. Leaving drains it; what it had not finished goes back."""
+    """Open a node's engine, ready to be lent groups. Leaving drains it; unfinished groups go back to the service."""
     async with open_parts() as parts:
         node = Node(parts)
         async with (

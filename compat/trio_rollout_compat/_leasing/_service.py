@@ -1,7 +1,7 @@
 """The lease service: an engine like any other, whose generate function lends groups to nodes.
 
-So it has all that an engine has: source and ledger, admission that stops while nobody takes batches, requeues, batches that are
-acked, the drain. Knows nothing of Ray.
+It has everything that an engine has: source and ledger, admission that stops while no batches are taken, requeues, batches that
+are acked, the drain. Decision: docs/decisions/0017-a-cluster-is-an-engine-that-lends.md.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -87,8 +87,8 @@ class NoServers:
 
 @final
 @attrs.define(eq=False)
-class _Lent:
-    """One attempt at a group: its first rollout lends it out, the others wait for that."""
+class _LentAttempt:
+    """One attempt at a group: its first rollout lends the group, the others wait for the result."""
 
     over: trio.Event = attrs.field(factory=trio.Event, init=False)
     rows: tuple[Trajectory, ...] = attrs.field(default=(), init=False)
@@ -97,17 +97,17 @@ class _Lent:
 @final
 @attrs.frozen(eq=False)
 class Lending:
-    """The service's generate function."""
+    """The service's generate function: lends each attempt at a group once."""
 
     _leases: Leases
-    _lent: dict[tuple[GroupId, int], _Lent] = attrs.field(factory=dict, init=False)
+    _lent: dict[tuple[GroupId, int], _LentAttempt] = attrs.field(factory=dict, init=False)
 
     async def __call__(self, prompt: Prompt, rollout: Rollout, /) -> Trajectory:
-        """One rollout of the group: the first one lends it, and if that fails, the engine cancels the others."""
+        """Return one rollout of the group. If the rollout that lends it fails, the engine cancels the others."""
         key = (prompt.group_id, rollout.attempt)
         lent = self._lent.get(key)
         if lent is None:
-            lent = self._lent[key] = _Lent()
+            lent = self._lent[key] = _LentAttempt()
             try:
                 lent.rows = await self._leases.lend(prompt)
             finally:
@@ -119,7 +119,7 @@ class Lending:
 
 @attrs.frozen(kw_only=True)
 class Head:
-    """What a batch is, without its groups. ``ids``: theirs, in order."""
+    """A batch without its groups. ``ids``: the groups' ids, in order."""
 
     id: str
     step: int
@@ -131,7 +131,7 @@ class Head:
 @final
 @attrs.define(eq=False, repr=False)
 class LeaseService:
-    """What the trainer asks. ``holder`` names this life of it: batches of an earlier one are unknown here."""
+    """The trainer's requests. ``holder`` names the service until it is restarted: batches of an earlier one are unknown."""
 
     holder: str
     _engine: RolloutEngine
@@ -139,17 +139,17 @@ class LeaseService:
     _batches: dict[str, Batch] = attrs.field(factory=dict, init=False)
 
     async def hello(self) -> str:
-        """Its name."""
+        """Return ``holder``."""
         await trio.lowlevel.checkpoint()
         return self.holder
 
     async def next_batch(self, size: int, timeout: float | None) -> tuple[Head, tuple[Group, ...]]:  # noqa: ASYNC109  the trainer's
-        """The next batch; see ``RolloutEngine.next_batch``. Cancelled or timed out, it has taken nothing.
+        """Return the next batch; see ``RolloutEngine.next_batch``. Cancelled or timed out, it has taken nothing.
 
         Raises:
-          TimeoutError: there were not that many groups in time.
+          TimeoutError: fewer groups were ready after ``timeout`` seconds.
           ServerError: every node is gone for good.
-          EndOfData, EngineClosed: as there.
+          EndOfData, EngineClosed: as ``next_batch`` of the engine.
 
         """
         with trio.move_on_after(float("inf") if timeout is None else timeout):
@@ -160,28 +160,28 @@ class LeaseService:
                 id=batch.id, step=batch.step, ids=ids, redelivered=batch.redelivered, statistics=batch.statistics
             )
             return head, batch.groups
-        raise TimeoutError(f"next_batch({size}): not so many groups were finished within {timeout} s")
+        raise TimeoutError(f"next_batch({size}): fewer groups were finished within {timeout} s")
 
     async def ack(self, batch_id: str) -> None:
         """See ``Batch.ack``.
 
         Raises:
-          RolloutError: it was acked before, or is not of this life of the service.
+          RolloutError: the batch was acked before, or the service was restarted since.
 
         """
         batch = self._batches.get(batch_id)
         if batch is None:
-            raise RolloutError(f"ack of batch {batch_id}: it is acked already, or of another engine")
+            raise RolloutError(f"ack of batch {batch_id}: it is acked already, or the service was restarted since")
         await batch.ack()
         del self._batches[batch_id]
 
     async def offers(self, ids: Sequence[GroupId]) -> bool:
-        """Whether all these groups can be had, and none of them was acked."""
+        """Return True if all these groups are ready: a restarted service offers what was delivered and not acked."""
         await trio.lowlevel.checkpoint()
         return set(ids) <= set(self._engine.ready_ids())
 
     async def statistics(self) -> tuple[EngineStatistics, tuple[str, ...], int]:
-        """The engine's counts, the nodes that can be lent to, and how many groups are lent."""
+        """Return the engine's counts, the nodes that can be used, and the number of groups that are lent."""
         await trio.lowlevel.checkpoint()
         return self._engine.statistics(), tuple(self._leases.nodes), self._leases.out
 
@@ -196,7 +196,7 @@ class LeaseService:
 
 
 def service_settings(settings: EngineSettings, nodes: int) -> EngineSettings:
-    """The service's engine runs what all nodes together may run. Times and tries are the nodes' own."""
+    """Return the settings of the service's engine: it runs what all nodes together may run; times and tries are the nodes'."""
     return attrs.evolve(
         settings,
         max_running=settings.max_running * nodes,
@@ -215,12 +215,12 @@ async def open_lease_service(
     ledger: Path | None = None,
     group_filter: GroupFilter | None = None,
 ) -> AsyncGenerator[LeaseService]:
-    """Source, ledger and batches in one place, the rollouts on the nodes. Leaving drains."""
+    """Open source, ledger and engine of the service. Leaving drains, within ``Deadlines.drain``."""
     capacity = settings.max_running // settings.samples_per_prompt
     async with AsyncExitStack() as stack:
         opened = None if ledger is None else await stack.enter_async_context(open_ledger(ledger))
         leases = await stack.enter_async_context(
-            open_leases(workers, holder=holder, capacity=capacity, wrap_up=settings.deadlines.abort)
+            open_leases(workers, holder=holder, capacity=capacity, cleanup_s=settings.deadlines.abort)
         )
         engine = await stack.enter_async_context(
             open_rollout_engine(

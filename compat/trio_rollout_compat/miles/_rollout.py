@@ -1,6 +1,7 @@
-"""miles's plug-ins: generate functions that take one input object, and rewards that find the user's function themselves.
+"""miles's rollout function: a class that miles makes once and calls on worker threads of its rollout manager.
 
-What miles makes and calls: a class, on worker threads of its rollout manager; train and eval perhaps at the same time.
+Training and evaluation may be called at the same time. Generate functions take one input object here, and rewards find the
+user's function themselves.
 """
 
 from argparse import ArgumentParser
@@ -19,7 +20,7 @@ from ..slime._rollout import close_engines, engine_for, evaluated_by, trained_by
 
 @attrs.frozen(eq=False)
 class MilesPlugins(Plugins):
-    """The user's functions, found and called by miles's own loaders, so that classes and older signatures work as they do there."""
+    """The user's functions, loaded and called by miles's own loaders, so that classes and older signatures work as there."""
 
     _states: list[Any] = attrs.field(factory=list, init=False)
 
@@ -32,7 +33,7 @@ class MilesPlugins(Plugins):
         return (await fn(given)).samples
 
     def _state(self) -> Any:
-        """The ``GenerateState`` of miles: made once, on miles's loop, where its semaphore belongs."""
+        """Return miles's ``GenerateState``: made once, on miles's loop, where its semaphore belongs."""
         if not self._states:
             common = self.args.module("rollout.inference_rollout.inference_rollout_common")
             self._states.append(common.GenerateState(self.args.given))
@@ -48,7 +49,7 @@ MORE_ARGUMENTS: Final[Mapping[str, object]] = {
     "async_max_concurrent_samples": None,
     "chat_template_path": None,
 }
-"""What is read of miles's ``args`` beyond slime's, with what is taken where a version of miles does not have it."""
+"""Attributes of miles's ``args`` that are read beyond slime's, with the default for versions of miles that lack them."""
 
 
 @final
@@ -72,13 +73,13 @@ class TrioRolloutFn:
 
     @classmethod
     def add_arguments(cls, parser: ArgumentParser) -> None:
-        """The hook of miles for flags of our own."""
+        """Add this package's flags: miles's hook."""
         add_flags(parser)
 
     def __call__(self, input: Any) -> Any:  # ruff: ignore[builtin-argument-shadowing]  miles's name
-        """Answer a ``RolloutFnTrainInput`` or ``RolloutFnEvalInput``. Blocks, so it is called on a worker thread, as miles does.
+        """Answer a ``RolloutFnTrainInput`` or ``RolloutFnEvalInput``. Blocks, so call it on a worker thread, as miles does.
 
-        A training call tells which weights the servers have; with ``--max-weight-staleness`` older groups are sampled again.
+        A training call says which weights the servers have; with ``--max-weight-staleness`` older groups are sampled again.
 
         Raises:
           SettingsError: evaluation was asked for on other servers, or this data source was used with other ``args``.
@@ -88,7 +89,7 @@ class TrioRolloutFn:
         """
         args = self._plugins.args
         if input.evaluation and getattr(input, "generate_state", None) is not None:
-            raise SettingsError("evaluation on servers of its own (generate_state): give another --eval-function-path")
+            raise SettingsError("evaluation on separate servers (generate_state): give another --eval-function-path")
         thread = engine_for(self._plugins, self._data_source)
         if input.evaluation:
             return evaluated_by(thread, args)

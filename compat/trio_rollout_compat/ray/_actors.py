@@ -1,4 +1,4 @@
-"""The two Ray actors, and a node's actor as the lease service sees it. Each actor has its engine on a thread of its own."""
+"""The two Ray actors, and a node's actor as a worker of the lease service. Each actor has an EngineThread."""
 
 import functools
 import os
@@ -25,12 +25,12 @@ from .._leasing._service import open_lease_service
 from ..bridge._backends import replies_to
 from ..thread import EngineThread
 
-# Ray says when an actor is gone, but not when it is back: that has to be asked for.
+# Ray says when an actor is gone, but not when it is back: the service has to ask.
 _ASK_AGAIN_S: Final = 0.5
 
 
 async def await_ray(ref: Any) -> Any:
-    """Wait for a Ray reference in Trio, and return its value. Cancelled, the remote task goes on.
+    """Wait in Trio for a Ray reference, and return its value. Cancelled, the remote task goes on.
 
     Raises:
       RayError: the task failed, or its actor did.
@@ -46,7 +46,7 @@ async def await_ray(ref: Any) -> Any:
 
 @final
 class NodeActor:
-    """One engine. Ray makes it, on a node of its choice, and again when that node is gone."""
+    """The actor of one node's engine. Ray makes it, and makes it again when its node is gone."""
 
     def __init__(self, open_parts: OpenParts, settings: EngineSettings) -> None:
         grace = settings.deadlines.drain + settings.deadlines.control
@@ -54,16 +54,16 @@ class NodeActor:
         self._thread = EngineThread(lifespan, name="trio-rollout node", grace=grace).start()
 
     async def adopt(self, holder: str) -> int:
-        """Lend from now on under this name; what an earlier life of the service has lent is dropped. Its process id."""
+        """Accept leases of this holder, revoke those of the service before it was restarted; return the process id."""
         await self._thread.acall(_later, functools.partial(self._thread.value.adopt, holder))
         return os.getpid()
 
     async def run(self, lease: Lease) -> Settled:
-        """Run a group to its end."""
+        """Run a group and return its outcome."""
         return await self._thread.acall(self._thread.value.run, lease)
 
     async def revoke(self, holder: str, number: int) -> None:
-        """Nobody wants this lease any more."""
+        """Revoke a lease whose result is no longer wanted."""
         await self._thread.acall(_later, functools.partial(self._thread.value.revoke, holder, number))
 
     async def close(self) -> None:
@@ -73,7 +73,7 @@ class NodeActor:
 
 @final
 class ServiceActor:
-    """The lease service. Made again by Ray, it goes on from its ledger."""
+    """The actor of the lease service. Restarted by Ray, it goes on from its ledger."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class ServiceActor:
         """Call a method of the service.
 
         Raises:
-          ServiceRestarted: the caller means another life of it.
+          ServiceRestarted: ``holder`` is the name from before a restart.
 
         """
         service = self._thread.value
@@ -108,9 +108,10 @@ class ServiceActor:
         return await self._thread.acall(getattr(service, name), *args)
 
     async def next_batch(self, holder: str, size: int, timeout: float | None) -> Any:  # noqa: ASYNC109  the trainer's
-        """``size + 1`` values, so that each has a reference of its own: the head, the groups, None where there are fewer.
+        """Return ``size + 1`` values, so that each gets a separate reference: the head, the groups, then None.
 
-        What ends a trainer's loop comes in the head's place: Ray logs an error for each reference that nobody looks at.
+        An exception that ends a trainer's loop comes in the head's place: Ray logs an error for each reference of a failed task
+        that is never read.
         """
         try:
             head, groups = await self.ask(holder, "next_batch", size, timeout)
@@ -124,13 +125,13 @@ class ServiceActor:
 
 
 class ServiceRestarted(Exception):
-    """The lease service was made again since; the argument is its new name."""
+    """The lease service was restarted; the argument is its new name."""
 
 
 @final
 @attrs.frozen(eq=False)
 class RayWorker:
-    """A node's actor, as a ``Worker``."""
+    """A node's actor as a ``Worker`` of the lease service."""
 
     name: str
     _actor: Any = attrs.field(repr=False)
@@ -140,7 +141,7 @@ class RayWorker:
         try:
             settled: Settled = await await_ray(self._actor.run.remote(lease))
         except RayTaskError as error:
-            if isinstance(error.cause, EngineClosed):  # its engine has crashed, and the actor lives on without it
+            if isinstance(error.cause, EngineClosed):  # the engine has crashed, and the actor goes on without it
                 ray.kill(self._actor, no_restart=False)
             raise ServerLost(f"its engine failed: {error.cause!r}") from error
         except RayError as error:

@@ -1,6 +1,6 @@
-"""What the trainer holds: batches through references, acked when its checkpoint is safe; it survives a restarted service.
+"""The trainer's side: batches as Ray references, acked when its checkpoint is safe; and the actors' start and end.
 
-Starting the actors, and ending them.
+``RayRollouts`` survives a restart of the lease service: it takes the batches again that it has not acked.
 """
 
 import threading
@@ -28,9 +28,9 @@ _ASK_AGAIN_S: Final = 0.2
 @final
 @attrs.define(eq=False, repr=False)
 class RayBatch:
-    """Finished groups. ``groups`` has one Ray reference for each; whoever trains on one fetches it, from where it is.
+    """Finished groups. ``groups`` has one Ray reference for each; a worker that trains on a group fetches it from its node.
 
-    The references are the trainer's own: they stay good when the lease service dies. ``step`` and ``redelivered``: see ``Batch``.
+    The references belong to the trainer: they stay valid when the lease service dies. ``step`` and ``redelivered``: see ``Batch``.
     """
 
     _rollouts: "RayRollouts"
@@ -52,7 +52,7 @@ class RayBatch:
 
     @property
     def redelivered(self) -> bool:
-        """Whether some of it was handed out before, to a trainer that is gone."""
+        """True if some of its groups were delivered before, to a trainer that is gone."""
         return self._head.redelivered
 
     @property
@@ -61,10 +61,10 @@ class RayBatch:
         return self._head.statistics
 
     def ack(self) -> None:
-        """Say that no restart will ever go back before this batch. Blocks until the ledger has it.
+        """Say that no restart will ever go back before this batch. Blocks until that is in the ledger.
 
         Raises:
-          RolloutError: it was acked before.
+          RolloutError: the batch was acked before.
 
         """
         self._rollouts._ack(self)
@@ -78,18 +78,18 @@ class RayRollouts:
     _service: Any
     _holder: str = ""
     _held: dict[str, Head] = attrs.field(factory=dict, init=False)
-    """Batches that the trainer has and has not acked, by the id that it knows; the head is what the service calls it now."""
+    """Batches that the trainer has not acked, by the id that it knows; the head has the service's present id."""
     _acking: str = attrs.field(default="", init=False)
-    """The batch whose ack is under way: should the service die now, whether it has arrived is for the ledger to say."""
+    """The batch whose ack is under way: if the service dies now, its ledger knows if the ack has arrived."""
     _gone: bool = attrs.field(default=False, init=False)
-    """The service is, and the trainer was told."""
+    """The service is gone for good, and the trainer was told."""
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     def next_batch(self, size: int, *, timeout: float | None = None) -> RayBatch:
         """Wait for ``size`` finished groups and take them; at the end of data there may be fewer.
 
         Raises:
-          TimeoutError: they were not there after ``timeout`` seconds; nothing was taken.
+          TimeoutError: fewer were finished after ``timeout`` seconds; nothing was taken.
           EndOfData: every group was delivered, filtered or quarantined.
           ServerError: every node is gone for good.
           EngineClosed: the lease service is gone, and has no ledger to go on from.
@@ -101,22 +101,22 @@ class RayRollouts:
         return RayBatch(self, head, refs[: len(head.ids)])
 
     def statistics(self) -> EngineStatistics:
-        """The lease service's counts; groups that are lent are running."""
+        """Return the lease service's counts; groups that are lent count as running."""
         counts: EngineStatistics = self._ask("statistics")[0]
         return counts
 
     def nodes(self) -> Sequence[str]:
-        """The nodes that can be lent to now."""
+        """Return the names of the nodes that can be used now."""
         names: Sequence[str] = self._ask("statistics")[1]
         return names
 
     def quarantined(self) -> Sequence[QuarantineReport]:
-        """What was given up."""
+        """Return the reports of groups that were given up."""
         reports: Sequence[QuarantineReport] = self._ask("quarantined")
         return reports
 
     def note_weight_version(self, version: int) -> None:
-        """Say which weights the servers have now: staleness is counted from it."""
+        """Say which weight version the servers have now: staleness is counted from it."""
         self._ask("note_weight_version", version)
 
     def _ack(self, batch: RayBatch) -> None:
@@ -151,7 +151,7 @@ class RayRollouts:
         return head, tuple(refs)
 
     def _settled(self, ask: Any) -> Any:
-        """Ask until a service answers that knows what this trainer holds."""
+        """Ask until the service answers. After a restart, first take the batches again that this trainer has not acked."""
         while True:
             try:
                 return ask()
@@ -177,7 +177,7 @@ class RayRollouts:
             raise EngineClosed(f"the lease service is gone: {error}") from error
 
     def _hello(self) -> str:
-        """The name of the service's present life; waits while it is being restarted."""
+        """Return the service's present name; wait while it is being restarted."""
         while True:
             try:
                 name: str = ray.get(self._service.ask.remote(None, "hello"))
@@ -191,7 +191,7 @@ class RayRollouts:
                 return name
 
     def _take_again(self) -> None:
-        """A restarted service offers first what its ledger says was delivered and not acked: this trainer has it already."""
+        """Take the batches again that a restarted service offers first, because they were not acked: this trainer has them."""
         for known, before in list(self._held.items()):
             if known == self._acking and not self._call("offers", before.ids):
                 del self._held[known]  # the ack had arrived
@@ -199,7 +199,7 @@ class RayRollouts:
             head, _ = self._take(len(before.ids), None)
             if set(head.ids) != set(before.ids):
                 raise RolloutError(
-                    f"the lease service was restarted and offers other groups than batch {before.step} had; go back to your "
+                    f"the lease service was restarted and offers other groups than those of batch {before.step}; go back to your "
                     "last checkpoint and start again"
                 )
             self._held[known] = head
@@ -219,9 +219,9 @@ def open_ray_rollouts(
 ) -> Generator[RayRollouts]:
     """Run rollouts on ``nodes`` actors until the block is left.
 
-    ``open_parts`` is an async context manager function that each node calls: it gives what its engine is made of, and must be
-    picklable, like ``open_source``. ``settings`` are those of one node; ``max_ready`` is that of the whole. ``ledger`` is a path
-    that the service finds again wherever Ray restarts it; without it a service that dies is not restarted. ``node_options`` and
+    ``open_parts`` is an async context manager function that each node calls; it yields the parts of its engine, and must be
+    picklable, like ``open_source``. ``settings`` are those of one node, except ``max_ready``, which holds for all together.
+    ``ledger`` is a path that exists on every node on which Ray may restart the service; without it a service that dies is not restarted. ``node_options`` and
     ``service_options`` are Ray's actor options (``num_cpus``, ``resources``, ``scheduling_strategy``, …).
 
     Entering blocks until every node is ready. Leaving drains: at most ``Deadlines.drain`` for the service, then for the nodes.
@@ -249,7 +249,7 @@ def open_ray_rollouts(
 
 
 def _end(actors: Sequence[Any]) -> None:
-    """Drain the nodes. One that is gone, or just being restarted, has nothing to drain."""
+    """Drain the nodes. A node that is gone, or just being restarted, has nothing to drain."""
     for over in [actor.close.remote() for actor in actors]:
         with suppress(RayActorError):
             ray.get(over)
@@ -258,7 +258,7 @@ def _end(actors: Sequence[Any]) -> None:
 def _start_service(
     actors: Sequence[Any], parts: tuple[Any, Any, Any], ledger: str | PathLike[str] | None, options: Mapping[str, Any]
 ) -> Any:
-    """The lease service over these nodes; Ray restarts it only where it has a ledger to go on from."""
+    """Start the lease service over these nodes. Ray restarts it only if it has a ledger to go on from."""
     open_source, settings, group_filter = parts
     lasting = {"max_restarts": -1 if ledger is not None else 0, "num_cpus": 0, **options}
     named = [(f"node {number}", actor) for number, actor in enumerate(actors)]

@@ -1,6 +1,7 @@
-"""slime's sandbox protocol, as it is called: its life in one asyncio task, and a command as a line for its shell.
+"""One sandbox of slime's protocol, as a backend of ``trio_rollout.tools``.
 
-One sandbox of slime's protocol, as ``trio_rollout.tools`` sees it.
+On the loop's thread one asyncio task enters the sandbox, and leaves it when it is told to (``lifetime``). Commands become lines for the
+sandbox's shell.
 """
 
 import logging
@@ -26,11 +27,11 @@ class SlimeSandbox(Protocol):
     """slime's ``Sandbox``: asyncio, and commands are lines for a shell."""
 
     async def __aenter__(self) -> Self:
-        """Make it."""
+        """Make the sandbox."""
         ...
 
     async def __aexit__(self, *_error: object) -> None:
-        """Destroy it."""
+        """Destroy the sandbox."""
         ...
 
     async def exec(
@@ -43,7 +44,7 @@ class SlimeSandbox(Protocol):
         check: bool,
         idempotent: bool,
     ) -> tuple[int, str, str]:
-        """Run a line: exit code, stdout, stderr."""
+        """Run a line and return exit code, stdout, stderr."""
         ...
 
     async def write_file(self, path: str, content: str | bytes | Path, *, user: str) -> None:
@@ -51,19 +52,19 @@ class SlimeSandbox(Protocol):
         ...
 
     async def read_file(self, path: str, *, user: str) -> str:
-        """A file's text."""
+        """Return a file's text."""
         ...
 
 
 def never_ran(error: Exception) -> bool:
-    """Whether a request that failed like this certainly had no effect: there was no connection to send it on."""
+    """Return True if a request that failed like this certainly had no effect: there was no connection to send it on."""
     return isinstance(error, ConnectionRefusedError | httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
 
 
 def command_line(argv: Sequence[str | bytes | os.PathLike[str]], *, cwd: str | None, timeout: float | None) -> str:  # noqa: ASYNC109  part of the line
-    """One line for a shell that runs these words there, and that kills them when their time is over.
+    """Return one line for a shell that runs these words in ``cwd``, and kills them after ``timeout`` seconds.
 
-    ``timeout`` is coreutils', and busybox has it too: slime's own limit gives up waiting, but kills nothing.
+    The command ``timeout`` is from coreutils, and busybox has it too: slime's own limit stops waiting, but kills nothing.
     """
     words = [os.fsdecode(word) for word in argv]
     if not words:
@@ -76,13 +77,13 @@ def command_line(argv: Sequence[str | bytes | os.PathLike[str]], *, cwd: str | N
     return line if cwd is None else f"cd -- {shlex.quote(cwd)} && {line}"
 
 
-async def life(sandbox: SlimeSandbox) -> AsyncIterator[Exception | None]:  # noqa: ASYNC900  iterated on asyncio
-    """On the loop, one task: the first step makes it, each of the others tries to destroy it. They give what went wrong."""
+async def lifetime(sandbox: SlimeSandbox) -> AsyncIterator[Exception | None]:  # noqa: ASYNC900  iterated on asyncio
+    """On the loop's thread: make the sandbox in the first step, try to destroy it in each of the others; yield the error."""
     over = False
     try:
         try:
             await sandbox.__aenter__()  # ruff: ignore[unnecessary-dunder-call]  half made, it must be left all the same
-        except Exception as error:  # noqa: BLE001  told to whoever waits for it
+        except Exception as error:  # noqa: BLE001  raised to the code that waits for it
             yield error
         else:
             yield None
@@ -90,7 +91,7 @@ async def life(sandbox: SlimeSandbox) -> AsyncIterator[Exception | None]:  # noq
             yield failed
         over = True
     finally:
-        if not over:  # the provider is left, or never came back: what there is of it goes
+        if not over:  # the provider is left, or never came back: the sandbox must go
             await _end_of(sandbox)  # noqa: ASYNC102  asyncio code: the bridge bounds it
 
 
@@ -115,14 +116,14 @@ _MARGIN_S: Final = 5.0
 @final
 @attrs.frozen(eq=False)
 class Access:
-    """How all sandboxes of one provider are reached."""
+    """The bridge, the user and the error policy of one provider's sandboxes."""
 
     bridge: Bridge
     user: str
     never_ran: Callable[[Exception], bool]
 
     def translated(self, error: Exception, what: str) -> Exception:
-        """As the rules of sandboxes need it: ``NeverRan`` if it certainly had no effect."""
+        """Return the error as ToolError, or as NeverRan if the request certainly had no effect."""
         kind = NeverRan if self.never_ran(error) else ToolError
         return kind(f"sandbox: {what}: {error!r}")
 
@@ -130,7 +131,7 @@ class Access:
 @final
 @attrs.define(eq=False, repr=False)
 class BridgedSandbox:
-    """One sandbox, as ``trio_rollout.tools`` sees it (``SandboxBackend``)."""
+    """On Trio's thread: one sandbox, as a ``SandboxBackend`` of ``trio_rollout.tools``."""
 
     spec: SandboxSpec
     _sandbox: SlimeSandbox
@@ -143,8 +144,8 @@ class BridgedSandbox:
     _leak: Exception | None = attrs.field(default=None, init=False)
 
     async def live(self) -> None:
-        """Its whole life, in the provider's scope: made, wanted for a while, destroyed."""
-        async with self._access.bridge.iterate(life, self._sandbox) as steps:
+        """Make the sandbox, wait until it is unwanted, and destroy it. Runs in the provider's scope."""
+        async with self._access.bridge.iterate(lifetime, self._sandbox) as steps:
             self._failure = await anext(steps)
             self._made.set()
             if self._failure is None or not self._access.never_ran(self._failure):
@@ -152,7 +153,7 @@ class BridgedSandbox:
             self._leak = await self._destroyed(steps)
 
     async def _destroyed(self, steps: AsyncIterator[Exception | None]) -> Exception | None:
-        """Destroy it, again where that fails; the last failure, None once it is gone."""
+        """Destroy the sandbox, trying again if that fails; return the last failure, or None."""
         error: Exception | None = None
         for attempt in range(1, _TRIES + 1):
             error = await anext(steps, None)
@@ -163,13 +164,13 @@ class BridgedSandbox:
         return error
 
     def end(self, failure: Exception | None) -> None:
-        """Nothing will become of it any more."""
+        """Note that ``live`` is over, with this failure if it raised one."""
         self._failure, self._leak = self._failure or failure, self._leak or failure
         self._made.set()
         self._over.set()
 
     async def made(self) -> None:
-        """Wait until it is there.
+        """Wait until the sandbox is there. Cancelled, the creation goes on.
 
         Raises:
           NeverRan: it could not be made, and certainly is not there.
@@ -181,16 +182,16 @@ class BridgedSandbox:
             raise self._access.translated(self._failure, "it could not be created") from self._failure
 
     def unwanted(self) -> None:
-        """From now on it is to be destroyed."""
+        """Let ``live`` destroy the sandbox."""
         self._unwanted.set()
 
     async def gone(self) -> Exception | None:
-        """Wait for its end; what went wrong with it."""
+        """Wait until the sandbox is destroyed, or cannot be; return the failure, or None."""
         await self._over.wait()
         return self._leak
 
     def command(self, argv: Sequence[str], **_where: object) -> Command:
-        """Nothing can be kept running in it between calls."""
+        """Refuse: slime's protocol keeps no command running between calls."""
         raise ToolError(f"sandbox {self.spec.name}: slime's protocol can't start {argv!r} and let it go on")
 
     async def exec(
@@ -201,7 +202,7 @@ class BridgedSandbox:
         env: Mapping[str, str] | None,
         timeout: float | None,  # noqa: ASYNC109  part of the request
     ) -> Captured:
-        """Run a command to its end, on a shell's line but quoted word for word. See ``SandboxBackend.exec``."""
+        """Run a command to its end, as a line for the shell with every word quoted. See ``SandboxBackend.exec``."""
         if timeout is not None and math.isinf(timeout):
             timeout = None
         line = command_line(argv, cwd=cwd, timeout=timeout)
@@ -210,7 +211,7 @@ class BridgedSandbox:
         began = trio.current_time()
         with trio.move_on_after(outer + _MARGIN_S):
             try:
-                # Not idempotent, as far as anybody knows: it must not be tried again where it may have run.
+                # Not idempotent, as far as is known: it must not be tried again where it may have run.
                 answer = await self._access.bridge.call(
                     self._sandbox.exec,
                     line,
@@ -227,7 +228,7 @@ class BridgedSandbox:
         return _captured(answer, trio.current_time() - began, timeout)
 
     async def read_file(self, path: str) -> bytes:
-        """A file's text: slime's protocol knows no other files."""
+        """Return a file's text: slime's protocol has no other files."""
         text = await self._file(self._sandbox.read_file, path)
         return str(text).encode()
 
@@ -245,7 +246,7 @@ class BridgedSandbox:
 
 
 def _captured(answer: tuple[int, str, str] | None, duration: float, limit: float | None) -> Captured:
-    """What a command ended as. Without an answer its time was over; ``timeout`` says so with 124, killed with 137."""
+    """Return a command's outcome. Without an answer its time was over; the exit code is then 124, or 137 if it was killed."""
     code, out, err = answer if answer is not None else (_TIMEOUT_CODE, "", "")
     late = answer is None or (limit is not None and duration >= limit and code in _KILLED_CODES)
     stdout, stderr = out.encode(), err.encode()

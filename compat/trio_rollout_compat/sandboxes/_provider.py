@@ -1,8 +1,8 @@
 """A provider of the engine's sandboxes over slime's protocol.
 
-The service on the other side is slow and does not stop because we do. So each sandbox's life, from ``__aenter__`` to
-``__aexit__``, is held by a task of the provider and not by the rollout that wanted it: who cancels a creation is not held up
-by it, and what it has made in the end is destroyed all the same.
+The service that makes sandboxes is slow, and a creation goes on when the rollout that wanted it is cancelled. So each sandbox is
+owned by a task of the provider, from ``__aenter__`` to ``__aexit__``, and not by the rollout: a cancelled rollout does not
+wait for the creation, and a sandbox that is created after all is destroyed.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -23,7 +23,7 @@ from ._bridged import Access, BridgedSandbox, SlimeSandbox, never_ran
 @final
 @attrs.define(eq=False, repr=False)
 class SlimeSandboxes:
-    """A ``SandboxProvider`` of such sandboxes. Made by ``open_slime_sandboxes``."""
+    """A ``SandboxProvider`` of slime's sandboxes. Made by ``open_slime_sandboxes``."""
 
     _make: Callable[[SandboxSpec], SlimeSandbox]
     _access: Access
@@ -32,7 +32,11 @@ class SlimeSandboxes:
     _living: dict[str, BridgedSandbox] = attrs.field(factory=dict, init=False)
 
     async def create(self, spec: SandboxSpec) -> BridgedSandbox:
-        """Make one. Cancelled, it goes on being made, and is to be destroyed by its name."""
+        """Make a sandbox and return it. Blocks until it is there. Cancelled, the creation goes on: destroy it by its name.
+
+        Raises:
+          ToolError: it could not be made; NeverRan if it certainly is not there.
+        """
         sandbox = BridgedSandbox(spec, self._make(spec), self._access)
         self._living[spec.name] = sandbox
         self._nursery.start_soon(self._live, sandbox, name=f"sandbox {spec.name}")
@@ -47,16 +51,16 @@ class SlimeSandboxes:
         failure: Exception | None = None
         try:
             await sandbox.live()
-        except Exception as error:  # noqa: BLE001  told to whoever waits for it
+        except Exception as error:  # noqa: BLE001  raised to the code that waits for it
             failure = error
         finally:
             sandbox.end(failure)
 
     async def destroy(self, name: str) -> None:
-        """Have it destroyed; done when its ``__aexit__`` has returned. Cancelled, that happens without us.
+        """Destroy a sandbox. Blocks until its ``__aexit__`` has returned. Cancelled, the destruction goes on.
 
         Raises:
-          ToolError: that failed; it may still be there.
+          ToolError: the destruction failed; the sandbox may still be there.
 
         """
         await trio.lowlevel.checkpoint()
@@ -69,13 +73,13 @@ class SlimeSandboxes:
         del self._living[name]
 
     async def sweep(self, label: str) -> int:
-        """What earlier runs have left can't be listed by slime's protocol: that is what their lifetime is for."""
+        """Destroy nothing: slime's protocol cannot list the sandboxes of earlier runs, so their lifetime has to end them."""
         del label
         await trio.lowlevel.checkpoint()
         return 0
 
     async def leave(self) -> None:
-        """Wait for those that are still being made or destroyed, as long as the bridge is patient."""
+        """Wait for sandboxes that are still being made or destroyed, at most the bridge's grace."""
         with trio.move_on_after(self._access.bridge.settings.grace):
             for sandbox in self._living.values():
                 sandbox.unwanted()

@@ -1,7 +1,7 @@
 """The engine as slime's rollout function: ``--rollout-function-path trio_rollout_compat.slime.generate_rollout``.
 
-Read in this order: ``_rollout`` (what slime calls), ``_engines`` and ``_life`` (the engine it runs in), ``_source``, ``_stages``
-and ``_plugins`` (slime's functions as the engine's), ``_aborts``, ``_samples`` (its ``Sample`` and our values), ``_evaluation``,
+Read in this order: ``_rollout`` (what slime calls), ``_engine`` (the engine that lives between the calls), ``_source``, ``_adapters`` and
+``_plugins`` (slime's functions as the engine's), ``_samples`` (its ``Sample`` and the engine's values), ``_evaluation``,
 ``_arguments`` (every flag that is read). slime itself is imported when it calls, never before; its types are used as found.
 """
 

@@ -1,4 +1,4 @@
-"""Every attribute of the host's ``args`` that is read, with what is taken where a version of it does not have it."""
+"""The host's ``args``: every attribute that is read, with the default for versions of the host that lack it."""
 
 import importlib
 import math
@@ -56,15 +56,15 @@ REFUSED: Final[dict[str, str]] = {
     "buffer_filter_path": "requeued groups wait in the engine, in their order",
     "rollout_all_samples_process_path": "filtered groups are not kept",
 }
-"""Flags that would be ignored, which nobody would notice; each with the reason."""
+"""Flags that are refused, because they would be ignored without a word; each with the reason."""
 
 
 @attrs.frozen(eq=False)
 class Arguments:
     """The ``args`` of slime, or of a host made from it, read once.
 
-    ``given`` is the namespace itself: it is what user functions get. ``host`` is the package that its modules are in, ``names``
-    what may be read.
+    ``given`` is the namespace itself, as user functions get it. ``host`` is the package of the host's modules, ``names`` the
+    attributes that may be read, with their defaults.
     """
 
     given: Any
@@ -73,20 +73,20 @@ class Arguments:
 
     def __getattr__(self, name: str) -> Any:
         if name not in self.names:
-            raise AttributeError(f"args.{name} is read, but is not in the list of what is read")
+            raise AttributeError(f"args.{name} is not in the list of attributes that are read")
         default = self.names[name]
         return getattr(self.given, name) if default is REQUIRED else getattr(self.given, name, default)
 
     def module(self, name: str) -> Any:
-        """A module of the host, imported when it is needed."""
+        """Import a module of the host and return it."""
         return importlib.import_module(f"{self.host}.{name}")
 
     @property
     def group_timeout(self) -> float | None:
-        """Seconds for one try at a group; None: any time.
+        """Seconds for one attempt at a group; None for no limit.
 
         Raises:
-          SettingsError: it is no number.
+          SettingsError: the flag is not a number.
 
         """
         value = self.rollout_group_timeout_s
@@ -102,7 +102,7 @@ class Arguments:
 
     @property
     def groups_at_once(self) -> int:
-        """How many groups are in flight."""
+        """Number of groups in flight."""
         bound = self.async_max_concurrent_samples if "async_max_concurrent_samples" in self.names else None
         if bound:
             return max(1, int(bound) // int(self.n_samples_per_prompt))
@@ -121,7 +121,7 @@ class Arguments:
             raise SettingsError("--rollout-top-p other than 1.0 needs top-p token ids, which are not handed on yet")
 
     def sampling(self, index: int) -> dict[str, Any]:
-        """The host's sampling parameters for one sample of a group: a dict of its own, because user code subtracts from it."""
+        """Return the host's sampling parameters for one sample: a new dict, because user code changes it."""
         params = {
             "temperature": self.rollout_temperature,
             "top_p": self.rollout_top_p,
@@ -138,7 +138,7 @@ class Arguments:
         return self.seeded(params, index)
 
     def seeded(self, params: dict[str, Any], index: int) -> dict[str, Any]:
-        """A copy with the seed of this sample, where inference is to be deterministic."""
+        """Return a copy, with a seed for this sample if inference is to be deterministic."""
         seed = {"sampling_seed": self.rollout_seed + index} if self.sglang_enable_deterministic_inference else {}
         return {**params, **seed}
 
@@ -158,11 +158,11 @@ def _timeout(text: str) -> float:
 
 
 def add_arguments(parser: ArgumentParser) -> ArgumentParser:
-    """Teach a host's argument parser the one flag that it does not know: ``--rollout-group-timeout-s``."""
+    """Add the one flag that a host's argument parser does not know: ``--rollout-group-timeout-s``."""
     parser.add_argument(
         "--rollout-group-timeout-s",
         type=_timeout,
         default=ARGUMENTS["rollout_group_timeout_s"],
-        help="seconds that one try at a group may take; 0 or less: any time",
+        help="seconds that one attempt at a group may take; 0 or less for no limit",
     )
     return parser

@@ -1,4 +1,4 @@
-"""slime's evaluation datasets as prompts, and their groups as slime's answer."""
+"""slime's evaluation: its datasets as prompts of the engine, and finished groups as slime's answer."""
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +10,7 @@ import attrs
 from trio_rollout import Group, Prompt, Status
 
 from ._arguments import Arguments
-from ._samples import KEY, Pristine, flat, prompt_of
+from ._samples import KEY, HostGroup, flat, prompt_of
 
 _OWN = ("multimodal_keys", "apply_chat_template", "apply_chat_template_kwargs")
 _SAMPLING = {
@@ -22,7 +22,7 @@ _SAMPLING = {
 
 @attrs.frozen(kw_only=True)
 class Evaluated:
-    """One dataset's answer. ``failed``: prompts that failed for good; they have no reward, and are not scored as 0."""
+    """The results of one dataset. ``failed``: prompts that failed for good; they have no reward, and are not scored as 0."""
 
     name: str
     rewards: list[Any]
@@ -66,8 +66,8 @@ def _sampling(args: Arguments, config: Any) -> dict[str, Any]:
     return params | {name: value for name, value in optional.items() if value is not None}
 
 
-def _copies(args: Arguments, config: Any) -> Iterator[Pristine]:
-    """Each prompt as often as it is to be sampled; samples are numbered from 0 in a dataset."""
+def _copies(args: Arguments, config: Any) -> Iterator[HostGroup]:
+    """Yield each prompt once for each of its samples; samples are numbered from 0 in a dataset."""
     sampling, index = _sampling(args, config), 0
     for given in _dataset(args, config).samples:
         for number in range(config.n_samples_per_eval_prompt):
@@ -76,25 +76,25 @@ def _copies(args: Arguments, config: Any) -> Iterator[Pristine]:
             sample.metadata = config.inject_metadata(getattr(sample, "metadata", None))
             sample.custom_rm_path = getattr(config, "custom_rm_path", None)
             sample.generate_function_path = getattr(config, "custom_generate_function_path", None)
-            yield Pristine([sample], args.seeded(sampling, number), config.name)
+            yield HostGroup([sample], args.seeded(sampling, number), config.name)
             index += 1
 
 
 def eval_prompts(args: Arguments) -> list[Prompt]:
-    """Every prompt of every dataset."""
-    every = [pristine for config in args.eval_datasets or () for pristine in _copies(args, config)]
+    """Return every prompt of every dataset."""
+    every = [group for config in args.eval_datasets or () for group in _copies(args, config)]
     return list(starmap(prompt_of, enumerate(every)))
 
 
 def _of(name: str, groups: Iterable[Group]) -> Iterator[Group]:
     for group in groups:
-        pristine = group.prompt.metadata[KEY]
-        if isinstance(pristine, Pristine) and pristine.dataset == name:
+        given = group.prompt.metadata[KEY]
+        if isinstance(given, HostGroup) and given.dataset == name:
             yield group
 
 
 def evaluated(args: Arguments, groups: Sequence[Group]) -> list[Evaluated]:
-    """The groups, by dataset, in the order of their samples."""
+    """Return the results by dataset, in the order of the samples."""
     answers, key = [], args.eval_reward_key or args.reward_key
     for config in args.eval_datasets or ():
         rows = [row for group in _of(config.name, groups) for row in group.trajectories]

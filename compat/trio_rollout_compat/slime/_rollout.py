@@ -1,8 +1,7 @@
-"""The engines of this process, one for each data source: a host passes nothing between two calls that could hold one.
+"""slime's rollout function, and the engines of this process, one for each data source.
 
-The one place of the project with state of the module, because a function that is found by its path has no other.
-
-What slime calls: a synchronous function, on its rollout manager's thread.
+slime calls a synchronous function, found by its dotted path, on its rollout manager's thread. It passes nothing between two
+calls that could hold an engine, so the engines are kept in this module: the one place of the project with module state.
 """
 
 import functools
@@ -14,15 +13,15 @@ from trio_rollout.errors import SettingsError
 
 from ..thread import EngineThread
 from ._arguments import Arguments
-from ._life import Running, host_loop, open_host_engine
+from ._engine import HostEngine, host_loop, open_host_engine
 from ._plugins import Plugins, load
 
 _LOCK: Final = threading.Lock()
-_ENGINES: Final[dict[tuple[int, int], tuple[Any, Any, EngineThread[Running]]]] = {}
+_ENGINES: Final[dict[tuple[int, int], tuple[Any, Any, EngineThread[HostEngine]]]] = {}
 
 
-def engine_for(plugins: Plugins, data_source: Any) -> EngineThread[Running]:
-    """The engine of this data source, opened if it was not yet. From any thread; the others wait meanwhile.
+def engine_for(plugins: Plugins, data_source: Any) -> EngineThread[HostEngine]:
+    """Return the engine of this data source; open it at the first call. From any thread; other calls wait meanwhile.
 
     Raises:
       SettingsError: a flag is out of its range or would be ignored, or the data source's engine runs with other ``args``.
@@ -34,7 +33,7 @@ def engine_for(plugins: Plugins, data_source: Any) -> EngineThread[Running]:
             args.refuse_unsupported()
             lifespan = functools.partial(open_host_engine, plugins, data_source, host_loop(args))
             thread = EngineThread(lifespan, name=f"trio-rollout {args.host}")
-            # Entered only when it runs: a failed start may be tried again. The data source is kept so that its id stays its own.
+            # Entered only when it runs: a failed start may be tried again. The data source is kept, so that its id is not reused.
             _ENGINES[key] = (data_source, args.given, thread.start())
         _, known, thread = _ENGINES[key]
     if known is not args.given and vars(known) != vars(args.given):
@@ -46,7 +45,7 @@ def close_engines(data_source: Any = None) -> None:
     """Drain and close every engine of this process, or that of one data source; unfinished groups go back to their source.
 
     Raises:
-      BaseException: an engine's failure that no call had told.
+      BaseException: an engine's failure that was not raised to a caller before.
 
     """
     with _LOCK:
@@ -76,16 +75,16 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     return evaluated_by(thread, read) if evaluation else trained_by(thread, read)
 
 
-def trained_by(thread: EngineThread[Running], args: Arguments, weight_version: int | None = None) -> Any:
-    """The host's ``RolloutFnTrainOutput`` of the next batch."""
+def trained_by(thread: EngineThread[HostEngine], args: Arguments, weight_version: int | None = None) -> Any:
+    """Return the next batch as the host's ``RolloutFnTrainOutput``."""
     samples, metrics = thread.call(thread.value.train, weight_version)
     if (path := args.rollout_sample_filter_path) is not None:
         load(path)(args.given, samples)
     return args.module("rollout.base_types").RolloutFnTrainOutput(samples=samples, metrics=metrics)
 
 
-def evaluated_by(thread: EngineThread[Running], args: Arguments) -> Any:
-    """The host's ``RolloutFnEvalOutput`` of all datasets.
+def evaluated_by(thread: EngineThread[HostEngine], args: Arguments) -> Any:
+    """Evaluate all datasets and return the host's ``RolloutFnEvalOutput``.
 
     Raises:
       SettingsError: ``--group-rm`` was given.

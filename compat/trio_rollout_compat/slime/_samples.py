@@ -1,4 +1,7 @@
-"""slime's ``Sample`` and our values. A sample is duck-typed: whatever class the host made is copied, filled and handed back."""
+"""slime's ``Sample`` and the engine's values, converted into each other.
+
+A sample is duck-typed: the object that the host made is copied, filled and handed back, whatever its class is.
+"""
 
 import copy
 import uuid
@@ -12,28 +15,28 @@ from trio_rollout import Group, Prompt, SamplingParams, Segment, Status, Stop, T
 from trio_rollout.errors import GenerateError, ServerLost
 
 KEY: Final = "host"
-"""Where a prompt's metadata has its ``Pristine`` samples, and a trajectory's what became of one."""
+"""The key in a prompt's metadata for its ``HostGroup``, and in a trajectory's for the finished samples."""
 
 _SESSION: Final = ("session_id", "routing_key")
-"""Under which name a host's sample has the key of its conversation."""
+"""Names under which a host's sample may have the key of its conversation."""
 
 _STATUS: Final = {"completed": Status.COMPLETED, "truncated": Status.TRUNCATED}
 
 
 @final
 @attrs.frozen(eq=False)
-class Pristine:
-    """A group as the data source gave it; never changed. ``sampling``, ``generate_path``: an evaluation's own."""
+class HostGroup:
+    """A group as the data source gave it; never changed. ``sampling`` and ``dataset`` are set for an evaluation."""
 
     samples: Sequence[Any]
     sampling: Mapping[str, Any] | None = None
     dataset: str = ""
 
-    def __deepcopy__(self, memo: object) -> "Pristine":
+    def __deepcopy__(self, memo: object) -> "HostGroup":
         return self  # the engine copies metadata for each rollout; only the one sample that is used needs it
 
     def fresh(self, index: int) -> Any:
-        """A copy of one sample for one attempt, under a session id that nothing has used before."""
+        """Return a copy of one sample for one attempt, with a session id that was never used before."""
         sample = copy.deepcopy(self.samples[index])
         for name in _SESSION:
             if hasattr(sample, name):
@@ -41,17 +44,17 @@ class Pristine:
         return sample
 
 
-def prompt_of(number: int, pristine: Pristine) -> Prompt:
-    """The engine's prompt for a group. What it says is the first sample's; tokens of an earlier try go with each sample."""
-    said = pristine.samples[0].prompt
+def prompt_of(number: int, group: HostGroup) -> Prompt:
+    """Return the engine's prompt for a group: the first sample's prompt. Tokens of an earlier try stay with each sample."""
+    said = group.samples[0].prompt
     given: dict[str, Any] = {"text": said} if isinstance(said, str) else {"messages": said}
     if not isinstance(said, str) and said and not isinstance(said[0], Mapping):
         given = {"input_ids": said}
-    return Prompt(id=str(number), metadata={KEY: pristine}, **given)
+    return Prompt(id=str(number), metadata={KEY: group}, **given)
 
 
 def sampling_of(params: Mapping[str, Any]) -> SamplingParams:
-    """The host's dict as the engine's sampling parameters; what has no field rides along."""
+    """Return the host's dict as the engine's sampling parameters; names without a field go into ``extra``."""
     named = {field.name for field in attrs.fields(SamplingParams)} - {"extra"}
     known = {name: value for name, value in params.items() if name in named and value is not None}
     extra = {name: value for name, value in params.items() if name not in named and value is not None}
@@ -59,7 +62,7 @@ def sampling_of(params: Mapping[str, Any]) -> SamplingParams:
 
 
 def fill(sample: Any, turn: Turn, *, mask_off_policy: bool) -> None:
-    """Append one answer of the engine's client to a sample."""
+    """Append a turn of the engine's client to a sample."""
     mask = np.ones(len(turn.output_ids), np.int64)
     if mask_off_policy:
         for start, stop, version in turn.versions:
@@ -76,20 +79,20 @@ def fill(sample: Any, turn: Turn, *, mask_off_policy: bool) -> None:
     sample.weight_versions = [*sample.weight_versions, *(str(span.version) for span in turn.versions)]
     sample.status = type(sample.status)("truncated" if turn.stop is Stop.LENGTH else "completed")
     if (cache := getattr(sample, "prefix_cache_info", None)) is not None:
-        cache.add(dict(turn.meta_info))  # what the host's own metrics are made of
+        cache.add(dict(turn.meta_info))  # the host makes metrics of it
 
 
 def flat(made: Any) -> list[Any]:
-    """The samples of one rollout: fan-out gives several."""
+    """Return the samples of one rollout; a function that fans out makes several."""
     return list(made) if isinstance(made, list | tuple) else [made]
 
 
 def trajectory_of(made: Any, prompt: Prompt, index: int) -> Trajectory:
-    """What a generate function returned, as the engine's; the samples themselves ride along.
+    """Return the engine's trajectory for the samples that a generate function returned; it carries the samples themselves.
 
     Raises:
-      ServerLost: one of them was aborted, which nobody here has done: the group is tried again, at no cost.
-      GenerateError: one failed, or there are none.
+      ServerLost: a sample was aborted, but not by the engine: the group is tried again, at no cost.
+      GenerateError: a sample failed, or there are none.
 
     """
     samples = flat(made)
@@ -125,16 +128,16 @@ def _segment(sample: Any) -> Segment:
 
 
 def _versions(named: Sequence[Any], length: int) -> list[VersionSpan]:
-    """The whole response under the oldest version: a sample does not say which token is of which, and the oldest counts."""
+    """Return one span with the oldest version: a sample does not say which version a token is of, and the oldest counts."""
     numbers = [int(version) for version in named if str(version).isdecimal()]
     return [VersionSpan(0, length, min(numbers))] if numbers and length else []
 
 
 def made_of(group: Group) -> list[Any]:
-    """A group in slime's shape: a list of samples, or of lists of them."""
+    """Return a group in slime's shape: a list of samples, or of lists of samples."""
     return [row.metadata[KEY] for row in group.trajectories]
 
 
 def index_of(made: Sequence[Any]) -> int:
-    """What slime sorts groups by."""
+    """Return the key that slime sorts groups by."""
     return int(flat(made[0])[0].index)

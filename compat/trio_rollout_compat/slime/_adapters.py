@@ -1,6 +1,7 @@
-"""Aborted answers of custom functions: a host's doing while something else ends between them, the function's own fault if not.
+"""slime's functions as the engine's generate function, reward, group reward and filter.
 
-slime's functions as the engine's generate, reward, group reward and filter.
+A custom generate function may return aborted samples. That is the host's doing if it updates the weights at the moment, and the
+function's own fault if it does so all the time; ``Aborts`` tells the two apart.
 """
 
 import logging
@@ -18,36 +19,36 @@ from trio_rollout.lowlevel import wait_s
 from ..bridge import Bridge
 from ._arguments import Arguments
 from ._plugins import Plugins
-from ._samples import KEY, Pristine, fill, flat, made_of, sampling_of, trajectory_of
+from ._samples import KEY, HostGroup, fill, flat, made_of, sampling_of, trajectory_of
 
 _log: Final = logging.getLogger("trio_rollout.compat")
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 30.0
 ROUNDS: Final = 20
-"""So often everything in flight may come back aborted, with nothing else in between: seven and a half minutes."""
+"""Limit of rounds in which everything in flight comes back aborted, with nothing else in between: 7.5 minutes."""
 
 
 @final
 @attrs.define(eq=False)
 class Aborts:
-    """Counts them, for all custom functions of an engine that has ``at_once`` rollouts in flight.
+    """Counts aborted results in a row, for all custom functions of an engine that has ``at_once`` rollouts in flight.
 
-    An update of the weights aborts at most that many at once. When as many more come, with no answer of another kind, each of
-    them keeps its slot for a while, longer with each round, so that the source is not read empty meanwhile.
+    A weight update of the host aborts at most that many at once. If more come, with no result of another kind, each of them
+    keeps its slot for a while, longer with each round, so that the source is not drained meanwhile.
     """
 
     at_once: int
     in_a_row: int = 0
 
     def forget(self) -> None:
-        """An answer of another kind came."""
+        """Start again: a result of another kind came."""
         self.in_a_row = 0
 
     async def note(self, lost: ServerLost) -> None:
-        """One came back aborted. Returns when it may be tried again.
+        """Count an aborted result, and wait until it may be tried again. Cancelled, it stays counted.
 
         Raises:
-          GenerateError: everything is aborted for so long that it can't be the host's updates.
+          GenerateError: everything has been aborted for so long that weight updates cannot be the reason.
 
         """
         rounds = self.in_a_row // self.at_once
@@ -55,7 +56,7 @@ class Aborts:
         if rounds >= ROUNDS:
             raise GenerateError(
                 f"{self.in_a_row} answers in a row came back aborted, with {self.at_once} in flight, and nothing else in between: "
-                "this is no update of the weights; the generate function, or its servers, abort everything"
+                "a weight update is not the reason; the generate function or its servers abort everything"
             ) from lost
         if not rounds:
             return  # noqa: ASYNC910  the engine itself waits before it tries again
@@ -67,7 +68,7 @@ class Aborts:
 @final
 @attrs.frozen(eq=False)
 class Generate:
-    """One sample: the custom function on slime's loop, else one turn through the engine's own client."""
+    """Makes one sample: by the custom function on slime's loop, else by one turn through the engine's own client."""
 
     args: Arguments
     plugins: Plugins
@@ -76,12 +77,12 @@ class Generate:
     evaluation: bool = False
 
     async def __call__(self, prompt: Prompt, rollout: Rollout, /) -> Trajectory:
-        """Run it."""
-        pristine = prompt.metadata[KEY]
-        if not isinstance(pristine, Pristine):
+        """Make one sample of the group. Cancelled, a custom function ends as ``Bridge.call`` says."""
+        group = prompt.metadata[KEY]
+        if not isinstance(group, HostGroup):
             raise GenerateError(f"group {prompt.id} has lost its samples")
-        sample = pristine.fresh(rollout.index)
-        own = pristine.sampling
+        sample = group.fresh(rollout.index)
+        own = group.sampling
         sampling = self.args.sampling(rollout.index) if own is None else dict(own)
         path = self.plugins.generate_path(sample)
         if path is None:
@@ -118,13 +119,13 @@ class Generate:
 @final
 @attrs.frozen(eq=False)
 class Reward:
-    """The reward of one rollout: single, or batched where the rollout fanned out."""
+    """Scores one rollout: by a single call, or a batched one if the rollout fanned out."""
 
     plugins: Plugins
     bridge: Bridge
 
     async def __call__(self, trajectory: Trajectory, /) -> float | Mapping[str, float]:
-        """Score it. The sample keeps what the function returned; the engine sees the numbers in it."""
+        """Score the rollout. The sample keeps the function's result; the engine gets the numbers in it."""
         made = trajectory.metadata[KEY]
         await self.bridge.call(self.plugins.score, flat(made), batched=isinstance(made, list))
         numbers_in: float | Mapping[str, float] = _numbers(flat(made)[-1].reward)
@@ -134,13 +135,13 @@ class Reward:
 @final
 @attrs.frozen(eq=False)
 class GroupReward:
-    """``--group-rm``: one call for all samples of a group."""
+    """Scores all samples of a group by one call: ``--group-rm``."""
 
     plugins: Plugins
     bridge: Bridge
 
     async def __call__(self, group: Group, /) -> Sequence[float | Mapping[str, float]]:
-        """Score them."""
+        """Score the group."""
         made = made_of(group)
         await self.bridge.call(self.plugins.score, [sample for one in made for sample in flat(one)], batched=True)
         return [_numbers(flat(one)[-1].reward) for one in made]
@@ -149,14 +150,14 @@ class GroupReward:
 @final
 @attrs.frozen(eq=False)
 class Filter:
-    """``--dynamic-sampling-filter-path``. ``dropped`` counts by reason, since it was last emptied."""
+    """Filters groups: ``--dynamic-sampling-filter-path``. ``dropped`` counts by reason, since it was last emptied."""
 
     plugins: Plugins
     bridge: Bridge
     dropped: dict[str, int]
 
     async def __call__(self, group: Group, /) -> Keep | Drop:
-        """Ask it."""
+        """Return the filter's verdict, and count it."""
         reason = await self.bridge.call(self.plugins.verdict, made_of(group))
         if reason is None:
             return Keep()
@@ -165,7 +166,7 @@ class Filter:
 
 
 def _numbers(reward: object) -> Any:
-    """What the engine checks: a number as it is, of a dict the numbers; the rest is the host's business."""
+    """Return the part of a reward that the engine checks: a number as it is, of a dict the numbers."""
     if isinstance(reward, Mapping):
         return {name: value for name, value in reward.items() if isinstance(value, numbers.Real)}
     return reward

@@ -1,4 +1,4 @@
-"""The engine that lives between the host's calls: its bridge, its servers, its settings."""
+"""The engine that lives between the host's calls, with its bridge, its servers and its settings."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -12,18 +12,18 @@ from trio_rollout.sources import IterableSource
 
 from .._host_servers import HostServers
 from ..bridge import Bridge, BridgeSettings, OnLeak, open_bridge
+from ._adapters import Aborts, Filter, Generate, GroupReward, Reward
 from ._arguments import Arguments
 from ._evaluation import Evaluated, eval_prompts, evaluated
 from ._plugins import Plugins
 from ._samples import index_of, made_of
 from ._source import HostSource
-from ._stages import Aborts, Filter, Generate, GroupReward, Reward
 
 
 @final
 @attrs.define(eq=False)
-class Running:
-    """An open engine, and what the host's calls ask of it. Its methods run on the engine's thread."""
+class HostEngine:
+    """On the engine's thread: an open engine, and the answers to the host's calls."""
 
     args: Arguments
     engine: RolloutEngine
@@ -33,14 +33,14 @@ class Running:
     aborts: Aborts
 
     async def train(self, weight_version: int | None = None) -> tuple[list[list[Any]], dict[str, Any]]:
-        """The next ``rollout_batch_size`` groups in the host's order, and metrics. Cancelled, it has taken nothing.
+        """Return the next ``rollout_batch_size`` groups in the host's order, and metrics. Cancelled, it has taken nothing.
 
-        ``weight_version``: what the host says that the servers have, where it says so.
+        ``weight_version``: the version that the servers have, if the host says so.
         """
         if weight_version is not None:
             await self.engine.note_weight_version(weight_version)
         batch = await self.engine.next_batch(self.args.rollout_batch_size)
-        await batch.ack()  # without a ledger there is nothing to keep it for
+        await batch.ack()  # at once: there is no ledger
         groups = sorted((made_of(group) for group in batch.groups), key=index_of)
         return groups, self._metrics()
 
@@ -58,7 +58,7 @@ class Running:
         return metrics
 
     async def evaluate(self) -> list[Evaluated]:
-        """All evaluation datasets at once, beside production."""
+        """Evaluate all datasets at once, while production goes on."""
         prompts = eval_prompts(self.args)
         generate = Generate(self.args, self.plugins, self.bridge, self.aborts, evaluation=True)
         groups = await self.engine.evaluate(IterableSource(prompts), generate, samples_per_prompt=1)
@@ -66,7 +66,7 @@ class Running:
 
 
 def _servers_at(args: Arguments) -> dict[str, Any]:
-    """Where the servers are, and the tokenizer if it can be read."""
+    """Return the servers' addresses, and the tokenizer if it can be read."""
     checkpoint = args.hf_checkpoint
     readable = checkpoint is not None and (Path(checkpoint) / "tokenizer.json").is_file()
     where: dict[str, Any] = {"tokenizer": checkpoint if readable else None}
@@ -78,12 +78,12 @@ def _servers_at(args: Arguments) -> dict[str, Any]:
 
 
 def host_loop(args: Arguments) -> Any:
-    """The host's own loop, made now if it was not yet: user coroutines and their global clients belong to it."""
+    """Return the host's own loop, which makes it at the first call: user coroutines and their global clients belong to it."""
     return args.module("utils.async_utils").get_async_loop().loop
 
 
 def settings_of(args: Arguments) -> EngineSettings:
-    """The host's flags as the engine's settings."""
+    """Return the host's flags as the engine's settings."""
     samples = args.n_samples_per_prompt
     return EngineSettings(
         samples_per_prompt=samples,
@@ -96,8 +96,8 @@ def settings_of(args: Arguments) -> EngineSettings:
 
 
 @asynccontextmanager
-async def open_host_engine(plugins: Plugins, data_source: Any, loop: Any) -> AsyncGenerator[Running]:
-    """Everything that lives between the calls."""
+async def open_host_engine(plugins: Plugins, data_source: Any, loop: Any) -> AsyncGenerator[HostEngine]:
+    """Open everything that lives between the calls. Leaving drains the engine."""
     args, dropped = plugins.args, dict[str, int]()
     limits = settings_of(args)
     aborts = Aborts(limits.max_running)
@@ -116,4 +116,4 @@ async def open_host_engine(plugins: Plugins, data_source: Any, loop: Any) -> Asy
             settings=limits,
         ) as engine,
     ):
-        yield Running(args, engine, bridge, plugins, dropped, aborts)
+        yield HostEngine(args, engine, bridge, plugins, dropped, aborts)
