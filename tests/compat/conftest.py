@@ -1,4 +1,4 @@
-"""Bridges with each backend, a host's loop to attach to, and what slime's and miles's tests run against."""
+"""Fixtures: bridges with each backend, a host's loop to attach to, and a fake server for slime's and miles's tests."""
 
 import asyncio
 import importlib
@@ -18,7 +18,7 @@ OpenBridge = Callable[..., AbstractAsyncContextManager[Bridge]]
 
 @pytest.fixture
 def host_loop() -> Generator[asyncio.AbstractEventLoop]:
-    """A loop that a host runs on a thread of its own, as slime does."""
+    """A loop that a host runs on a separate thread, as slime does."""
     loop = asyncio.SelectorEventLoop()
     thread = threading.Thread(target=loop.run_forever, name="host")
     thread.start()
@@ -52,19 +52,19 @@ def open_any(backend: str, request: pytest.FixtureRequest) -> OpenBridge:
 
 @pytest.fixture
 async def bridge(open_any: OpenBridge) -> AsyncGenerator[Bridge]:
-    """One with the defaults of ``open_any``."""
+    """A bridge with the defaults of ``open_any``."""
     async with open_any() as bridge:
         yield bridge
 
 
 @pytest.fixture
 def server() -> Generator[Any]:
-    """A fake SGLang on a thread of its own: ``server.call(fn)`` runs on it, ``server.value`` is it."""
+    """A fake SGLang on its own thread: ``server.call(fn)`` runs there, ``server.value`` is the fake."""
     with open_engine_thread(open_fake_sglang) as thread:
         yield thread
 
 
 @pytest.fixture
 def seen(host: Any) -> list[Any]:
-    """What the host's user functions were called with."""
+    """The arguments that the host's user functions were called with."""
     return importlib.import_module("user_functions").SEEN

@@ -1,6 +1,6 @@
-"""slime's E2BSandbox, as far as it shows: asyncio, commands are shell lines, a timeout only stops waiting.
+"""A double of slime's E2BSandbox: asyncio, commands are shell lines, a timeout only stops waiting.
 
-The service lives on whatever its clients do: a sandbox that was asked for is made, and lives until it is killed.
+The service does not depend on its clients: a sandbox that was asked for is made, and lives until it is killed.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from contextlib import suppress
 
 
 class Service:
-    """Everything that runs somewhere else."""
+    """The service: it goes on when its clients stop."""
 
     def __init__(self, root):
         self.root = root
@@ -24,7 +24,7 @@ class Service:
         self._made = set()
 
     async def create(self, name):
-        """Goes on being made when its client gives up."""
+        """Make a sandbox; that goes on when the client gives up."""
         if self.create_errors and isinstance(self.create_errors[0], ConnectionRefusedError):
             raise self.create_errors.pop(0)
         self.created += 1
@@ -49,7 +49,7 @@ class Service:
 
 
 class Sandbox:
-    """What slime's client gives: entered, used, left."""
+    """A sandbox as slime's client gives it: entered, used, left."""
 
     def __init__(self, service, spec):
         self.service, self.spec = service, spec

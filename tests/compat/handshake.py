@@ -1,4 +1,4 @@
-"""Handshakes between Trio and asyncio, whichever thread the loop runs on."""
+"""Handshakes between Trio and asyncio, on any thread."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class Reached:
 
 
 def forever() -> "asyncio.Future[None]":
-    """A future of the running loop that nobody resolves."""
+    """Return a future of the running loop that is never resolved."""
     return asyncio.get_running_loop().create_future()
 
 

@@ -1,4 +1,4 @@
-"""What the tests of slime and of miles share: the host made importable, its data source, its trainer."""
+"""Helpers that the tests of slime and of miles share: an importable host, its data source, its trainer."""
 
 import contextlib
 import importlib
@@ -17,7 +17,7 @@ HOSTS = Path(__file__).parent / "hosts"
 
 @contextlib.contextmanager
 def importable(monkeypatch, name):
-    """The stand-in for a host can be imported; its loop and the engines end with the test."""
+    """Make the stand-in for a host importable; its loop and the engines end with the test."""
     monkeypatch.syspath_prepend(str(HOSTS))
     load.cache_clear()
     with contextlib.ExitStack() as afterwards:
@@ -36,7 +36,7 @@ def forget(name):
 
 
 class DataSource:
-    """The host's, with what the tests want to know: which threads called it, and what came back."""
+    """The host's data source; it records which threads called it, and which groups came back."""
 
     def __init__(self, samples=2, host="slime"):
         self.samples, self.host, self.taken, self.threads, self.returned = samples, host, 0, set(), []
@@ -72,7 +72,7 @@ def rows(output):
 
 
 async def update_behind_our_back(fake):
-    """What the host does to each server, whatever runs there."""
+    """Pause, update and resume each server, as the host does."""
     await fake.until(lambda: fake.in_flight == 2)
     async with httpx.AsyncClient(base_url=fake.url, trust_env=False) as client:
         await client.post("/pause_generation", json={"mode": "abort"})

@@ -1,4 +1,4 @@
-"""SGLang servers behind an asyncio HTTP client: the native client's rules over somebody else's exchange."""
+"""SGLang servers behind an asyncio HTTP client: the native client's rules over a user's exchange."""
 
 import asyncio
 import functools
@@ -40,7 +40,7 @@ def libuv():
 
 @pytest.fixture(params=["asyncio", "uvloop"])
 async def bridge(request, libuv):
-    """A loop of each kind on a thread. A client's pool lives longer than its calls, and nobody is blamed for that."""
+    """A loop of each kind on a thread. A client's pool outlives its calls, and that is no misuse."""
     factory = uvloop.new_event_loop if request.param == "uvloop" else None
     settings = BridgeSettings(slow_step=60)  # on a busy machine an import takes seconds
     async with open_bridge("thread", loop_factory=factory, settings=settings) as bridge:
@@ -97,7 +97,7 @@ async def test_a_deadline_aborts_on_the_server(bridge, client):
 
 
 async def test_what_a_client_does_behind_a_cancelled_call_is_its_own_affair(bridge):
-    """A task that looks a name up for whoever asks next goes on, as aiohttp's does."""
+    """A task that looks a name up for later calls goes on, as aiohttp's does."""
     ended = []
 
     async def look_up():

@@ -294,7 +294,7 @@ async def test_stopping_the_loop_does_not_stop_a_loop_of_our_own(kind, caplog):
 
 
 async def test_who_takes_the_task_factory_away_does_not_get_the_loop(bridge, caplog):
-    """A library may put one of its own in and forget the one before it: exits are kept from the loop all the same."""
+    """A library may replace the task factory without a chain: exits are kept from the loop all the same."""
 
     async def take_away():
         asyncio.get_running_loop().set_task_factory(None)
@@ -360,7 +360,7 @@ async def test_attach_chains_to_the_host_s_hooks(host_loop):
 
 
 def without_context(loop, coro):
-    """A task factory as they were before Python 3.11."""
+    """A task factory without ``context``, as before Python 3.11."""
     return asyncio.Task(coro, loop=loop)
 
 
@@ -397,7 +397,7 @@ async def test_a_host_s_task_factory_that_raises_fails_the_call(host_loop, error
 
 
 async def test_two_bridges_on_one_loop_are_told_apart(host_loop, caplog):
-    """What a function did wrong is said by the bridge that called it, and by no other."""
+    """Misuse is counted by the bridge that made the call, and by no other."""
     settings = BridgeSettings(slow_step=0.01, grace=10.0)
 
     async def everything_wrong():
@@ -417,7 +417,7 @@ async def test_two_bridges_on_one_loop_are_told_apart(host_loop, caplog):
         return told(bridge)
 
     def told(bridge):
-        """How often of each kind. Of slow steps only that there were some: on a busy machine any step may be one."""
+        """Return the count of each kind; True for slow steps, because on a busy machine any step may be slow."""
         misuse = bridge.statistics().misuse
         return {kind: kind is Misuse.BLOCKED or sum(names.values()) for kind, names in misuse.items()}
 
@@ -433,7 +433,7 @@ async def test_two_bridges_on_one_loop_are_told_apart(host_loop, caplog):
 
 
 async def test_bridges_that_overlap_leave_nothing_on_the_host_s_loop(host_loop):
-    """The first is left first: the second must not put its hooks back."""
+    """The first bridge is left first: the second must not put its hooks back."""
     async with trio.open_nursery() as nursery:
         entered, go = trio.Event(), trio.Event()
 

@@ -1,4 +1,4 @@
-"""Cancellation across the bridge: delivered until heeded, cleanup awaited, the deaf abandoned, the leaked found."""
+"""Cancellation across the bridge: delivered until it has an effect, cleanup awaited, then abandoned; leaked tasks found."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from .handshake import Reached, forever
 
 
 async def cancel_when(reached, fn, *args):
-    """Run ``fn`` in a scope that is cancelled once ``reached`` was called; whether it was cancelled."""
+    """Run ``fn`` in a scope that is cancelled once ``reached`` was called; return True if it was cancelled."""
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
 
@@ -64,7 +64,7 @@ async def cleanup_by_except(step):
 
 
 async def cleanup_in_child(step):
-    """A gather passes every cancellation of it on to its children."""
+    """A gather passes every cancellation on to its children."""
     await asyncio.gather(cleanup_by_finally(step))
 
 
@@ -95,7 +95,7 @@ async def cleanup_in_generator_based(step):
 
 
 async def cleanup_after_an_error_of_its_own(step):
-    """What is handled at last is another exception than the cancellation."""
+    """The exception that is handled last is not the cancellation."""
     try:
         await forever()
     finally:
@@ -106,7 +106,7 @@ async def cleanup_after_an_error_of_its_own(step):
 
 
 async def cleanup_by_a_condition(step):
-    """``Condition.wait`` raises a CancelledError of its own, made while none was handled."""
+    """``asyncio.Condition.wait`` raises another CancelledError, made while none was handled."""
     condition = asyncio.Condition()
     try:
         async with condition:
@@ -134,7 +134,7 @@ async def cleanup_by_a_condition(step):
     ],
 )
 async def test_a_long_cleanup_is_not_torn_off_by_the_next_delivery(open_any, work):
-    """It takes ten times as long as it takes until a cancellation is delivered again."""
+    """The cleanup takes ten times as long as the pause between two deliveries."""
     log = []
 
     async def step():
@@ -219,7 +219,7 @@ async def keep_it_in_a_cell(hits):
 
 
 async def keep_it_among_the_arguments_of_a_call(hits):
-    """On the stack, while the next argument is awaited."""
+    """The error is on the stack, while the next argument is awaited."""
     try:
         await hit(hits)
     except asyncio.CancelledError as error:
@@ -246,7 +246,7 @@ async def try_again_after_a_timeout(hits):
 
 
 async def swallow_in_a_task_group(hits):
-    """The group is told three times; it cancels its tasks only the first time."""
+    """The group is cancelled three times; it cancels its tasks only the first time."""
 
     async def stubborn():
         for _ in range(2):
@@ -292,7 +292,7 @@ async def hit(hits):
     ],
 )
 async def test_who_keeps_a_cancellation_and_goes_on_gets_the_next_one(bridge, work):
-    """It has it, but does not handle it: nothing is cleaned up."""
+    """The task keeps the error, but does not handle it: nothing is cleaned up."""
     hits = []
 
     async def run(reached):
@@ -418,8 +418,8 @@ async def meant_to_go_on(bridge, work):
     ("outlive", "policy"),
     [(cancelled_and_deaf, OnLeak.CANCEL), (left_behind, OnLeak.WARN), (meant_to_go_on, OnLeak.CANCEL)],
 )
-async def test_what_outlived_its_call_and_has_ended_is_kept_by_nobody(open_any, outlive, policy):
-    """And nobody has to ask for the bridge's counts: an engine runs for days without that."""
+async def test_what_outlived_its_call_and_has_ended_is_not_kept(open_any, outlive, policy):
+    """Also without a call of ``statistics()``: an engine runs for days without one."""
     waking = []
 
     class Held:
@@ -449,7 +449,7 @@ async def test_what_outlived_its_call_and_has_ended_is_kept_by_nobody(open_any, 
 
 
 async def test_what_was_abandoned_keeps_nothing_of_trios(open_any):
-    """It may go on for days, and its portal is all that it has of the call."""
+    """An abandoned function may go on for days, and its portal must not keep the call alive."""
     ends, tasks = [], []
 
     async def deaf(reached, portal):
@@ -696,7 +696,7 @@ async def shut(servers):
     [(OnLeak.WARN, None), (OnLeak.CANCEL, "still starts tasks"), (OnLeak.ERROR, "still starts tasks")],
 )
 async def test_what_a_server_does_that_outlives_its_call(open_any, caplog, policy, blamed):
-    """It is at nobody's cost where tasks may outlive their call; elsewhere it is said once, not for each connection."""
+    """No misuse where tasks may outlive their call; elsewhere it is counted once, not for each connection."""
     servers = []
     async with open_any(on_leak=policy) as bridge:
         await bridge.call(serve, servers)

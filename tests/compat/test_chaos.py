@@ -66,7 +66,7 @@ FAULTS = [hanging, swallowing, deaf, leaking, blocking, exiting, crashing]
 
 
 async def run(backend, *, count, seed, bridge_settings, deadlines):
-    """Every third call does something it must not; how often what happened."""
+    """Let every third call misbehave; return the counts of each kind."""
     rng, done = random.Random(seed), []
 
     async def misbehave():
@@ -142,7 +142,7 @@ async def test_on_a_thread_of_its_own(caplog, count):
 
 
 def test_every_offender_is_named_by_the_long_run_s_script():
-    """A few seconds of what runs for ten minutes; it says itself what is wrong."""
+    """Run the soak test for a few seconds; its output says what is wrong."""
     script = Path(__file__).parents[1] / "soak" / "chaos_hosts.py"
     answer = subprocess.run(
         [sys.executable, script, "--minutes", "0.05"], capture_output=True, text=True, timeout=120, check=False

@@ -17,7 +17,7 @@ from trio_rollout_compat.thread import EngineStuck, EngineThread, aopen_engine_t
 
 
 class Engine:
-    """Something with a life: ``log`` says what was cleaned up, ``crash`` ends it."""
+    """A value with a lifetime: ``log`` says what was cleaned up, ``crash`` ends it."""
 
     def __init__(self):
         self.log = []
@@ -100,7 +100,7 @@ def test_sixteen_threads_call_at_once(thread):
 
 
 class Odd(BaseException):
-    """Nobody's business but that of whoever raised it."""
+    """An exception that only its caller may see."""
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_an_error_reaches_its_caller_and_the_engine_lives_on(thread, error):
 
 
 def rogue():
-    """A Cancelled that somebody has kept: no scope wants it any more."""
+    """A Cancelled that was kept: its scope was left before."""
 
     async def cancelled():
         with trio.CancelScope() as scope:
@@ -150,7 +150,7 @@ def rogue():
     ],
 )
 def test_what_a_future_can_t_carry_comes_as_an_exception_with_it_as_the_cause(thread, make, seen, message):
-    """In a host it would say that the host's own wait was cancelled, or would not arrive at all."""
+    """In a host it would mean that the host's own wait was cancelled, or would not arrive at all."""
     error = make()
 
     def fail():  # a coroutine would make a RuntimeError of a StopIteration by itself
@@ -165,7 +165,7 @@ def test_what_a_future_can_t_carry_comes_as_an_exception_with_it_as_the_cause(th
 
 
 class Unspeakable(StopIteration):
-    """Whoever wants to say what it is fails."""
+    """An error whose repr fails."""
 
     def __repr__(self):
         raise ValueError
@@ -173,7 +173,7 @@ class Unspeakable(StopIteration):
 
 @pytest.mark.parametrize("error", [None, ValueError("x")])
 def test_a_host_s_callback_that_raises_costs_the_engine_nothing(thread, caplog, error):
-    """The library lets such a class through, into the engine's thread."""
+    """``concurrent.futures`` lets such a class through, into the engine's thread."""
 
     def leave(_future):
         raise SystemExit(9)
@@ -279,7 +279,7 @@ def test_a_result_of_the_last_moment_is_not_lost(thread):
 
 
 def test_a_result_that_comes_between_the_timeout_and_the_look_at_it_is_not_lost(thread, monkeypatch):
-    """The waiting thread was told of the timeout, and runs again only when the answer is there."""
+    """The waiting thread's timeout has passed, but it runs again only when the answer is there."""
 
     async def late():
         go.set()
@@ -303,7 +303,7 @@ def test_a_result_that_comes_between_the_timeout_and_the_look_at_it_is_not_lost(
 
 
 def timed_out_late(result, go, release):
-    """A ``Future.result`` that tells of its timeout only when the answer is there."""
+    """Let ``Future.result`` report its timeout only when the answer is there."""
 
     def late(future, timeout=None):
         try:
@@ -522,7 +522,7 @@ def test_a_crash_that_no_call_was_told_of_is_raised_on_closing():
 
 
 def test_calls_that_race_with_a_crash_get_its_cause():
-    """Submitted in the very step in which the producer fails, and in those after it."""
+    """A call is submitted in the very step in which the producer fails, and in the steps after it."""
     for _ in range(30):
         thread = EngineThread(lifespan).start()
         engine, futures = thread.value, []
@@ -625,7 +625,7 @@ def test_an_asyncio_host_that_is_cancelled_gives_the_start_up(caplog):
         asyncio.run(patient())
     assert len(cleaned) == 2
     gc.collect()
-    assert not caplog.records  # no future whose exception nobody has seen
+    assert not caplog.records  # no future with an exception that was never retrieved
 
 
 def test_what_an_asyncio_host_s_engine_died_of_is_told():

@@ -1,4 +1,4 @@
-"""How programs with an EngineThread end: each in a process of its own."""
+"""The end of programs with an EngineThread, each in a separate process."""
 
 import contextlib
 import signal
@@ -56,7 +56,7 @@ async def slow():
 
 @contextlib.contextmanager
 def killed_after(process, seconds):
-    """What hangs fails, and does not hang the tests."""
+    """Run a program; one that hangs fails, and does not hang the tests."""
     timer = threading.Timer(seconds, process.kill)
     timer.start()
     try:
@@ -67,7 +67,7 @@ def killed_after(process, seconds):
 
 
 def run(program, *, send=None):
-    """Run it, send it this signal once it says that it hangs; its exit status and what it said."""
+    """Run a program, send it this signal once it says that it hangs; return its exit status and its output."""
     source = PRELUDE + textwrap.dedent(program)
     with (
         subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True) as process,
@@ -194,7 +194,7 @@ def test_signals_while_it_starts_in_an_asyncio_host(send, status):
 
 
 def test_a_thread_that_waits_for_the_engine_does_not_keep_the_process():
-    """The interpreter joins it before it runs ``atexit``: it must be told before that."""
+    """The interpreter joins the thread before it runs ``atexit``: the engine must be closed before that."""
     program = """
         thread = EngineThread(lifespan).start()
 

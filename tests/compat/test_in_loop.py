@@ -1,4 +1,4 @@
-"""What importing trio_asyncio does to a process, what is mended of it, and Ctrl-C: each in a process of its own."""
+"""The effects of importing trio_asyncio, their repair, and Ctrl-C; each program in a separate process."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ from trio_rollout_compat.bridge import *
 
 
 def run(program: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """Run it; it may take this long."""
+    """Run a program for at most so many seconds."""
     source = PRELUDE + textwrap.dedent(program)
     return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=timeout, check=False)
 
@@ -174,7 +174,7 @@ def test_guest_mode_is_refused_together_with_the_in_loop_backend():
     answer = run(
         GUEST.format(
             body="""
-        import trio_asyncio  # it hides the host's loop from whoever asks politely
+        import trio_asyncio  # it hides the host's loop from ``asyncio.get_running_loop``
         try:
             async with open_bridge("in-loop"):
                 pass
@@ -194,7 +194,7 @@ def test_the_main_program_may_be_trio_asyncio():
         async def asyncio_work(bridge):
             async def in_trio():
                 return await bridge.call(asyncio.sleep, 0, "through the bridge")
-            return await trio_asyncio.trio_as_aio(in_trio)(), await asyncio.sleep(0, "of its own")
+            return await trio_asyncio.trio_as_aio(in_trio)(), await asyncio.sleep(0, "beside it")
 
         async def main():
             async with open_bridge("in-loop") as bridge:
@@ -202,7 +202,7 @@ def test_the_main_program_may_be_trio_asyncio():
 
         trio_asyncio.run(main)
     """)
-    assert (answer.stdout, answer.stderr) == ("('through the bridge', 'of its own')\n", "")
+    assert (answer.stdout, answer.stderr) == ("('through the bridge', 'beside it')\n", "")
 
 
 def test_an_unknown_trio_asyncio_is_refused():

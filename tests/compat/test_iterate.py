@@ -138,7 +138,7 @@ async def test_an_iterator_that_is_no_generator_works(bridge):
 
 
 async def test_an_iterator_that_raises_stop_iteration_is_an_error(bridge):
-    """``anext`` with a default takes the whole process down then."""
+    """``anext`` with a default would crash the process."""
 
     class Broken:
         def __aiter__(self):

@@ -1,4 +1,4 @@
-"""Lending groups to nodes, in virtual time: what dies runs elsewhere, nobody is lent more than fits, each group comes once."""
+"""Lending groups to nodes, in virtual time: a dead node's groups run elsewhere, no node gets too many, each group comes once."""
 
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -21,7 +21,7 @@ SETTINGS = EngineSettings(
 
 @attrs.define(eq=False)
 class Local:
-    """A node in this very process. ``kill`` does what the death of its process would; then it comes back, or not."""
+    """A node in this process. ``kill`` has the effect of its process's death; then it comes back, or not."""
 
     name: str
     servers: FakeServers
@@ -35,7 +35,7 @@ class Local:
     _running: int = 0
 
     async def serve(self, settings, *, task_status):
-        """Its lives, one after the other."""
+        """Run the node, again after each kill."""
         task_status.started()
         while True:
             dead = self._dead = trio.Event()
@@ -88,7 +88,7 @@ class Local:
 
 @asynccontextmanager
 async def cluster(count, *, nodes=3, settings=SETTINGS, service=None, seconds=1.0, **more):
-    """A service over ``nodes`` nodes and ``count`` prompts: both."""
+    """Open a service over ``nodes`` nodes and ``count`` prompts; yield service and nodes."""
     plan = more.pop("plan", lambda number, prompt: Say(seconds=seconds))
     locals_ = [Local(f"node {number}", FakeServers(plan=plan), more) for number in range(nodes)]
     async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
@@ -102,7 +102,7 @@ async def cluster(count, *, nodes=3, settings=SETTINGS, service=None, seconds=1.
 
 
 async def take_all(service, size=1):
-    """Every batch until the end, acked; the ids of the groups in their order."""
+    """Take and ack every batch until the end; return the ids of the groups in their order."""
     ids = []
     while True:
         try:
@@ -166,8 +166,8 @@ async def test_without_a_node_that_can_come_back_the_trainer_is_told(autojump_cl
     assert counts.pulled == counts.waiting + counts.running
 
 
-async def test_nobody_is_lent_anything_while_the_trainer_takes_nothing(autojump_clock):
-    """Back pressure: four groups wait, and what was lent before they were finished."""
+async def test_no_node_is_lent_anything_while_the_trainer_takes_nothing(autojump_clock):
+    """Back pressure: four groups wait, and those that were lent before they were finished."""
     async with cluster(100) as (service, nodes):
         await trio.sleep(100)
         counts, _, out = await service.statistics()
@@ -246,7 +246,7 @@ async def test_leaving_revokes_what_is_lent(autojump_clock, caplog):
 
 
 async def test_a_service_that_starts_again_goes_on_from_its_ledger(tmp_path, caplog):
-    """Its leases of the life before are revoked; nothing is lost, nothing comes twice that was acked."""
+    """Leases from before the restart are revoked; no group is lost, and none comes again that was acked."""
     where, acked = tmp_path / "ledger", []
     nodes = [Local(f"node {number}", FakeServers(plan=lambda number, prompt: Say(seconds=0.01))) for number in range(2)]
     opened = partial(open_lease_service, nodes, lambda: IterableSource(prompts(20)), settings=SETTINGS, ledger=where)

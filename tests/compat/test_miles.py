@@ -19,7 +19,7 @@ from .hosting import importable, rows, update_behind_our_back
 
 @pytest.fixture
 def host(monkeypatch):
-    """miles is importable; its loop ends with the test."""
+    """Make miles importable; its loop ends with the test."""
     with importable(monkeypatch, "miles") as loops:
         yield loops
 
@@ -31,14 +31,14 @@ def types(host):
 
 @pytest.fixture
 def call(host):
-    """What miles does with a rollout function, on a worker thread: its answer."""
+    """Call a rollout function as miles does, on a worker thread; return its answer."""
     compatibility = importlib.import_module("miles.rollout.inference_rollout.compatibility")
     return compatibility.call_rollout_function
 
 
 @pytest.fixture
 def make(host, types):
-    """What miles does with a path that names a class."""
+    """Load a class from its path, as miles does."""
     compatibility = importlib.import_module("miles.rollout.inference_rollout.compatibility")
 
     def make(args, source):
@@ -184,7 +184,7 @@ def test_an_update_behind_our_back_is_survived(types, make, call, server, caplog
 
 
 def test_samples_that_miles_has_reset_for_a_retry_are_taken(types, make, call, server, caplog):
-    """Its reset leaves them ABORTED; here that means nothing."""
+    """miles's reset leaves samples ABORTED; that has no meaning here."""
     data = source()
     plain = data.get_samples
 

@@ -21,12 +21,12 @@ SETTINGS = EngineSettings(samples_per_prompt=2, max_running=8, max_ready=6, dead
 
 @pytest.fixture(autouse=True)  # ruff: ignore[pytest-fixture-autouse]  in place of the plugin's
 def _no_leaks():
-    """Ray starts and ends processes as it likes: what is left is not this test's."""
+    """Ignore processes that are left: Ray starts and ends them as it likes."""
 
 
 @pytest.fixture(scope="module")
 def ray():
-    """A small cluster in this machine. Few CPUs: Ray starts an idle process for each."""
+    """A small cluster on this machine. Few CPUs: Ray starts an idle process for each."""
     ray = pytest.importorskip("ray")
     niceness = {"worker_niceness": 0}  # Ray's default is so nice that on a busy machine an actor takes minutes to start
     ray.init(
@@ -49,7 +49,7 @@ def made(count):
 
 
 def parts_of(seconds):
-    """Each node has fake servers of its own, and rewards a group with the id of its process."""
+    """Each node has its own fake servers, and rewards a group with the id of its process."""
 
     def make():
         import os
@@ -101,7 +101,7 @@ def opened(ray, tmp_path):
 
 
 def drain(ray, rollouts, size=3, after=None):
-    """Take everything, as a trainer would: the ids of the groups, the processes that ran them."""
+    """Take every group, as a trainer would; return the ids of the groups and of the processes that ran them."""
     ids, processes = [], set()
     while True:
         try:
@@ -131,7 +131,7 @@ def test_three_nodes_share_the_work(ray, opened):
 
 
 def kill_a_node(ray, processes):
-    """As the kernel would."""
+    """Kill a process, as the kernel would."""
     import os
     import signal
 
@@ -153,7 +153,7 @@ def test_a_node_killed_in_the_middle_costs_no_group(ray, opened):
 
 
 def test_a_killed_node_and_a_lease_service_killed_twice_lose_nothing_and_repeat_nothing(ray, opened):
-    """The service goes on from its ledger; what the trainer holds and has not acked does not come again."""
+    """The service goes on from its ledger; batches that the trainer has and has not acked do not come again."""
     with opened(90) as rollouts:
         held, ids, processes = [], [], set()
 
@@ -180,7 +180,7 @@ def test_a_killed_node_and_a_lease_service_killed_twice_lose_nothing_and_repeat_
 
 
 def test_a_trainer_that_starts_again_gets_what_was_not_acked(ray, opened):
-    """The second trainer finds the ledger: it gets what was not acked, and nothing that was."""
+    """The second trainer finds the ledger: it gets the groups that were not acked, and no others."""
     with opened(60) as rollouts:
         acked = []
         for _ in range(4):
@@ -207,7 +207,7 @@ def test_a_batch_s_references_outlive_the_service(ray, opened):
 
 
 def test_back_pressure_holds_across_the_actors(ray, opened):
-    """Nobody takes anything: what is ready is bounded, and then nothing is sampled any more."""
+    """No batch is taken: ready groups are bounded, and then nothing is sampled any more."""
     with opened(500, seconds=0.01, ledger=False) as rollouts:
         quiet = wait_until_quiet(rollouts)
         rollouts.next_batch(1, timeout=60)
@@ -217,7 +217,7 @@ def test_back_pressure_holds_across_the_actors(ray, opened):
 
 
 def wait_until_quiet(rollouts):
-    """Until the buffer is full and no rollout has a slot: the counts then."""
+    """Wait until the buffer is full and no rollout has a slot; return the counts."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
         counts = rollouts.statistics()

@@ -1,4 +1,4 @@
-"""A Ray cluster of two machines (two raylets on this one), of which one dies with all that runs on it: each group exactly once."""
+"""A Ray cluster of two machines (two raylets on this one), one of which dies with everything on it: each group exactly once."""
 
 import functools
 import sys
@@ -28,12 +28,12 @@ SOON = {
 
 @pytest.fixture(autouse=True)  # ruff: ignore[pytest-fixture-autouse]  in place of the plugin's
 def _no_leaks():
-    """Ray starts and ends processes as it likes: what is left is not this test's."""
+    """Ignore processes that are left: Ray starts and ends them as it likes."""
 
 
 @pytest.fixture
 def cluster():
-    """Two machines; the first has the trainer, and whatever is not told otherwise."""
+    """Two machines; the first has the trainer, and everything without a placement."""
     ray = pytest.importorskip("ray")
     from ray import cloudpickle
     from ray.cluster_utils import Cluster
@@ -63,7 +63,7 @@ def number_of(node):
 
 
 def parts(number_of):
-    """Fake servers on each node; a group is rewarded with where it ran."""
+    """Fake servers on each node; a group's reward is the node that it ran on."""
     from contextlib import asynccontextmanager
 
     import ray
@@ -86,7 +86,7 @@ def parts(number_of):
 
 
 def taken(rollouts, ray, count):
-    """So many batches: the prompts, and where they ran."""
+    """Take so many batches; return the prompts, and the nodes they ran on."""
     ids, places = [], []
     for _ in range(count):
         batch = rollouts.next_batch(3, timeout=60)
@@ -98,7 +98,7 @@ def taken(rollouts, ray, count):
 
 
 def test_a_machine_that_dies_costs_no_group(cluster, tmp_path):
-    """Its engine is started again on the other one; what it had been lent runs elsewhere."""
+    """Its engine is started again on the other one; the groups it was lent run elsewhere."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

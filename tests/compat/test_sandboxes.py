@@ -1,4 +1,4 @@
-"""Sandboxes of slime's protocol: made and destroyed whatever their rollout does, never two commands for one."""
+"""Sandboxes of slime's protocol: made and destroyed even if their rollout is cancelled, each command run once."""
 
 import math
 from functools import partial
@@ -93,8 +93,8 @@ async def test_a_service_that_gives_up_waiting_is_a_timeout(provider, service):
     assert (result.exit_code, result.timed_out) == (124, True)
 
 
-async def test_a_cancelled_creation_holds_nobody_up_and_is_destroyed_all_the_same(provider, service):
-    """The service needs a second; whoever waited is off at once, and what was made in the end is killed."""
+async def test_a_cancelled_creation_does_not_hold_up_its_rollout_and_is_destroyed_all_the_same(provider, service):
+    """The service needs a second; the rollout leaves at once, and the sandbox is killed when it is there."""
     service.latency = 1.0
     began = trio.current_time()
     with trio.move_on_after(0.1) as scope:
@@ -147,7 +147,7 @@ async def test_an_end_that_fails_is_tried_again_then_counted_and_changes_no_resu
     service.alive.clear()
 
 
-async def test_leaving_the_provider_destroys_what_nobody_did(service):
+async def test_leaving_the_provider_destroys_every_sandbox_that_is_left(service):
     service.latency = 0.5
     async with open_bridge("thread") as bridge:
         async with open_slime_sandboxes(partial(Sandbox, service), bridge=bridge) as provider:

@@ -17,7 +17,7 @@ from .hosting import DataSource, arguments, importable, rows, update_behind_our_
 
 @pytest.fixture
 def host(monkeypatch):
-    """slime is importable; its loop ends with the test."""
+    """Make slime importable; its loop ends with the test."""
     with importable(monkeypatch, "slime") as loops:
         yield loops
 
@@ -119,7 +119,7 @@ def test_what_the_host_aborted_is_tried_again_from_a_pristine_sample(host, seen,
 
 
 def test_a_function_that_aborts_everything_ends_the_run(host, seen, server, caplog, monkeypatch):
-    """Loudly; the source is not read empty meanwhile."""
+    """With a warning; the source is not drained meanwhile."""
     monkeypatch.setattr(_adapters, "ROUNDS", 3)
     monkeypatch.setattr(_adapters, "_FIRST_PAUSE_S", 0.01)
     source = DataSource()
@@ -130,7 +130,7 @@ def test_a_function_that_aborts_everything_ends_the_run(host, seen, server, capl
 
 
 async def test_aborts_in_a_row_are_waited_out_longer_and_longer(autojump_clock):
-    """One round is an update's, at no cost; an answer of any other kind begins anew; after twenty rounds it is over."""
+    """One round may be an update's and costs nothing; another kind of result resets the count; after 20 rounds it fails."""
     aborts, lost, begun = _adapters.Aborts(at_once=4), ServerLost("aborted"), trio.current_time()
     for _ in range(4):
         await aborts.note(lost)
@@ -156,7 +156,7 @@ async def test_aborts_in_a_row_are_waited_out_longer_and_longer(autojump_clock):
 
 
 def test_a_data_source_that_has_nothing_at_the_moment_is_asked_again(host, seen, server, caplog):
-    """What is requeued meanwhile runs all the same, and closing does not wait for it."""
+    """Requeued groups run meanwhile, and closing does not wait for the source."""
     source = DataSource()
     real, asked = source.get_samples, []
 
@@ -209,7 +209,7 @@ def test_partial_rollout_goes_on_from_the_tokens_it_has(host, server, caplog, ma
 
 
 def test_a_sample_that_the_host_s_buffer_had_begun_is_continued(host, server, caplog):
-    """As stock slime leaves them: aborted, with tokens. They are older than anything sampled now."""
+    """Samples as stock slime leaves them: aborted, with tokens, and older than all that are sampled now."""
     source = DataSource()
     taken = source.get_samples
 
@@ -309,7 +309,7 @@ def test_flags_that_would_be_ignored_are_refused(host, server, name):
 
 
 def test_every_argument_that_is_read_is_listed_with_its_default():
-    """A test of the list itself: what is not in it cannot be read."""
+    """A test of the list itself: no other attribute can be read."""
     assert {
         "rollout_batch_size": REQUIRED,
         "n_samples_per_prompt": 1,

@@ -164,7 +164,7 @@ async def test_a_weight_update_requeues_without_using_up_an_attempt(autojump_clo
     async def generate(prompt, rollout):
         try:
             return rollout.finish([await rollout.generate(rollout.input)])
-        except Exception as error:  # an interruption is no exception, so nobody can swallow it like this
+        except Exception as error:  # an interruption is no exception, so this cannot swallow it
             swallowed.append(error)
             raise
 
@@ -267,7 +267,7 @@ async def cross(bridge, fn):
 
 
 class Odd(BaseException):
-    """Of no kind that anybody handles."""
+    """An exception that no handler expects."""
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ class Odd(BaseException):
     ],
 )
 async def test_what_a_trio_function_raises_is_the_asyncio_code_s(bridge, caplog, error, seen):
-    """Whatever its class: nothing hangs, and neither the call nor the engine is ended by it."""
+    """For any class: nothing hangs, and neither the call nor the engine ends."""
 
     def in_trio():
         raise error
@@ -293,7 +293,7 @@ async def test_what_a_trio_function_raises_is_the_asyncio_code_s(bridge, caplog,
             await portal.run(in_trio)
         try:
             await portal.run(in_trio)
-        except BaseException as caught:  # ruff: ignore[blind-except]  whatever it is
+        except BaseException as caught:  # ruff: ignore[blind-except]  of any class
             return caught
 
     if seen is AsyncioExit:
@@ -306,7 +306,7 @@ async def test_what_a_trio_function_raises_is_the_asyncio_code_s(bridge, caplog,
 
 
 async def test_the_portal_can_be_used_from_another_loop(bridge):
-    """A loop that the function runs in a thread of its own, and one of its tasks is cancelled there."""
+    """The function runs a loop in another thread, and one of its tasks is cancelled there."""
     log = []
 
     async def in_trio(number):
@@ -366,7 +366,7 @@ async def test_there_and_back_and_there_again(bridge):
 
 
 async def test_an_asyncio_generate_function_has_the_rollouts_tools(bridge):
-    """They are Trio's: it reaches them through its portal, and they end with the rollout."""
+    """Tools belong to Trio: the function reaches them through its portal, and they end with the rollout."""
 
     async def generate(prompt, rollout):
         result = await rollout.portal.run(rollout.tools.run_captured, ["echo", "hello"])

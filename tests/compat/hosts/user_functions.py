@@ -1,4 +1,4 @@
-"""What users of slime write: found by dotted path, run on slime's loop. ``SEEN`` is what they were called with."""
+"""Functions as users of slime write them: found by dotted path, run on slime's loop. ``SEEN`` has their arguments."""
 
 import asyncio
 import copy
@@ -96,7 +96,7 @@ class GenerateOfMiles:
 
 
 async def train_waits_for_eval(args, sample, sampling_params, evaluation=None):
-    """Training goes on only when evaluation has been here, so both are under way at the same time."""
+    """Wait in training until evaluation was called, so that both are under way at the same time."""
     if evaluation:
         MET.set()
     else:
@@ -109,7 +109,7 @@ MET = threading.Event()
 
 
 async def older_first(args, sample, sampling_params):
-    """The first try at a sample is of version 3, the next ones of 5."""
+    """Sample under version 3 at the first try, under version 5 later."""
     answer(sample)
     sample.weight_versions = ["5"] if sample.index in SEEN else ["4", "3"]
     SEEN.append(sample.index)

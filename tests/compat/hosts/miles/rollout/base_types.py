@@ -1,4 +1,4 @@
-"""Stand-in for what goes into and comes out of miles's rollout and generate functions."""
+"""Stand-in for the inputs and outputs of miles's rollout and generate functions."""
 
 from argparse import Namespace
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Stand-in for miles's rewards: the hub looks for the user's function itself, the sample's own wish first."""
+"""Stand-in for miles's rewards: the hub finds the user's function itself, the sample's own first."""
 
 import importlib
 

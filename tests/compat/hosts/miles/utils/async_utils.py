@@ -1,4 +1,4 @@
-"""Stand-in for slime's module: one loop of the process, on a thread of its own."""
+"""Stand-in for slime's module: one loop of the process, on its own thread."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ class AsyncLoopThread:
         self._thread.start()
 
     def stop(self):
-        """Not slime's: for the tests' end."""
+        """End the loop: not in slime, for the end of a test."""
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()

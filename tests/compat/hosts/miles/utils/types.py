@@ -1,4 +1,4 @@
-"""Stand-in for miles's Sample: where it differs from slime's."""
+"""Stand-in for miles's Sample: slime's, with the differences."""
 
 from dataclasses import dataclass, field
 from enum import Enum

@@ -1,4 +1,4 @@
-"""Stand-in for what a rollout function returns to slime."""
+"""Stand-in for the results of slime's rollout functions."""
 
 from dataclasses import dataclass
 from typing import Any

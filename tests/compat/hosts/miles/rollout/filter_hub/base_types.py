@@ -1,4 +1,4 @@
-"""Stand-in for what a dynamic filter may return to miles."""
+"""Stand-in for the result of miles's dynamic filters."""
 
 from dataclasses import dataclass
 

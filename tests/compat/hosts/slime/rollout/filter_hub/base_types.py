@@ -1,4 +1,4 @@
-"""Stand-in for what a dynamic filter may return to slime."""
+"""Stand-in for the result of slime's dynamic filters."""
 
 from dataclasses import dataclass
 
