@@ -125,6 +125,14 @@ class Attempt:
         failure = failure_of(shown, cause, group=self.id, attempt=self.number)
         self.cancel(cause, failure.message, failure=failure, permanent=permanent, sample=sample)
 
+    def leave_unclaimed(self, sample: int) -> None:
+        """Fail the attempt because a sample's scope was left without a result, unless the attempt has ended already.
+
+        Only a Cancelled that user code had kept and raises again does that: it belongs to no scope that is left here, and
+        the nursery above would swallow it (decision 0031).
+        """
+        self.cancel(Cause.ERROR, UNWANTED, failure=self._kept_cancelled(), sample=sample)
+
     def claim(self, result: Result) -> Outcome:
         """Make this the outcome, unless the attempt was cancelled before."""
         if self._end is not None:
@@ -136,11 +144,7 @@ class Attempt:
         """The outcome of an attempt whose scope was left without a claim."""
         if self._end is not None:
             return self._end
-        return (
-            self._out_of_time()
-            if self._deadline_passed()
-            else Unfinished(Cause.ERROR, self._failure(Cause.ERROR, UNWANTED))
-        )
+        return self._out_of_time() if self._deadline_passed() else Unfinished(Cause.ERROR, self._kept_cancelled())
 
     async def give_up(self, cause: Cause, why: str, *, failure: Failure | None = None) -> GenerateError:
         """Cancel the attempt from inside one of its own tasks.
@@ -156,6 +160,9 @@ class Attempt:
 
     def _out_of_time(self) -> Unfinished:
         return Unfinished(Cause.DEADLINE, self._failure(Cause.DEADLINE, "the group's deadline passed"))
+
+    def _kept_cancelled(self) -> Failure:
+        return Failure(cause=Cause.ERROR, type="Cancelled", message=UNWANTED, group=self.id, attempt=self.number)
 
     def _failure(self, cause: Cause, why: str) -> Failure:
         return Failure(cause=cause, type="", message=why, group=self.id, attempt=self.number)

@@ -12,7 +12,7 @@ from .._core.enums import Cause, Status
 from .._core.values import Group, Prompt, Trajectory, copied
 from ..abc import Drop
 from ..errors import GenerateError
-from ._attempt import UNWANTED, Attempt, Dropped, Finished, Outcome, Result, Unfinished, is_unwanted, watch
+from ._attempt import Attempt, Dropped, Finished, Outcome, Result, Unfinished, watch
 from ._context import RolloutContext, fresh_copy
 from ._gate import deadline_after, limit_of
 from ._rollout import RolloutHandle
@@ -42,18 +42,9 @@ async def _ended(attempt: Attempt, context: RolloutContext, slots: SlotLease) ->
     """The outcome; None if it failed: caught here, the failure is the exception itself and no group of this nursery's."""
     try:
         return attempt.claim(await _group_of(attempt, context, slots))
-    except trio.Cancelled:
-        _require_wanted(attempt)
-        raise
     except Exception as error:  # noqa: BLE001  the boundary of user code
         attempt.fail(error)
     return None
-
-
-def _require_wanted(attempt: Attempt, sample: int | None = None) -> None:
-    """Fail the attempt for a Cancelled that no scope around here has sent: the nursery above would swallow it."""
-    if is_unwanted():
-        attempt.fail(GenerateError(UNWANTED), sample)
 
 
 async def _group_of(attempt: Attempt, context: RolloutContext, slots: SlotLease) -> Result:
@@ -63,8 +54,6 @@ async def _group_of(attempt: Attempt, context: RolloutContext, slots: SlotLease)
     async with trio.open_nursery() as nursery:
         for index in range(rollouts):
             nursery.start_soon(_one_rollout, attempt, context, slots, index, rows, name=f"{name} {index}")
-    if len(rows) < rollouts:  # a group of kept Cancelleds, which nobody could tell from a real one
-        raise GenerateError(UNWANTED)
     group = Group(
         id=attempt.id,
         attempt=attempt.number,
@@ -89,12 +78,11 @@ async def _one_rollout(
                 rows[index] = await _scored_rollout(attempt, context, index, deadline)
             if scope.cancelled_caught:
                 attempt.cancel(Cause.DEADLINE, f"rollout {index}: its deadline of {seconds} s passed", sample=index)
-    except trio.Cancelled:
-        _require_wanted(attempt, index)
-        raise
     except Exception as error:  # noqa: BLE001  the boundary of user code: its failure becomes the attempt's
         attempt.fail(error, index)
     finally:
+        if index not in rows:
+            attempt.leave_unclaimed(index)
         slots.release_one()
 
 
