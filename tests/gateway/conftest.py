@@ -85,17 +85,17 @@ def open_stage(script):
         async with (
             open_tiny_server(TinySettings(script=script, **(tiny or {}))) as server,
             open_sglang_servers([server.url]) as servers,
-            open_gateway(servers, tokenizer=DATA, settings=GatewaySettings(**(gateway or {}))) as door,
+            open_gateway(servers, tokenizer=DATA, settings=GatewaySettings(**(gateway or {}))) as opened_gateway,
             open_rollout_engine(
                 IterableSource(prompts),
                 generate or of_agent,
                 servers=servers,
                 reward=one,
-                gateway=door,
+                gateway=opened_gateway,
                 settings=EngineSettings(**{**engine_settings, **settings}, deadlines=deadlines),
             ) as engine,
         ):
-            yield Stage(door, engine, servers, server)
+            yield Stage(opened_gateway, engine, servers, server)
 
     return opened
 

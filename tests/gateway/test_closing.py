@@ -19,7 +19,7 @@ from trio_rollout.testing import HANG, Fail, FakeServers, Say, cancel_everywhere
 from trio_rollout.tiny import DATA
 from trio_rollout.tokenizer import load_tokenizer
 
-from .rooms import Alone, ask, asks, gateway, lone_session, room
+from .virtual import LoneRollout, ask, asks, lone_session, virtual_engine, virtual_gateway
 
 
 async def test_a_running_turn_may_finish_within_the_drain_time(autojump_clock, nursery):
@@ -68,7 +68,7 @@ async def test_newcomers_are_refused_while_it_drains_and_reach_no_server(autojum
 
 
 async def test_a_second_close_is_no_close(autojump_clock):
-    async with lone_session() as (session, _, door):
+    async with lone_session() as (session, _, gateway):
         await ask(session, asks("hello"))
         await session.close()
         await session.close()
@@ -76,7 +76,7 @@ async def test_a_second_close_is_no_close(autojump_clock):
 
     await session.close()
     assert session.trajectory().turns == 1
-    assert door.statistics().tombstones == 1
+    assert gateway.statistics().tombstones == 1
 
 
 async def test_there_is_no_trajectory_before_the_end(autojump_clock):
@@ -267,7 +267,7 @@ async def test_the_groups_deadline_ends_a_hung_turn_and_its_session(autojump_clo
         samples_per_prompt=2, max_running=2, retry=Retry(max_attempts=1), deadlines=Deadlines(group=7.0)
     )
     servers = FakeServers(plan=lambda number, prompt: HANG)
-    async with room(generate, servers=servers, settings=settings) as stage:
+    async with virtual_engine(generate, servers=servers, settings=settings) as stage:
         assert [batch async for batch in stage.engine.batches(1)] == []
         (report,) = stage.engine.quarantined()
 
@@ -288,7 +288,7 @@ async def test_a_weight_update_in_the_middle_of_a_session_tries_again_with_a_new
         return session.trajectory()
 
     settings = EngineSettings(samples_per_prompt=1, max_running=1)
-    async with room(
+    async with virtual_engine(
         generate, servers=FakeServers(plan=lambda number, prompt: Say(seconds=5)), settings=settings
     ) as stage:
         with trio.move_on_after(7):
@@ -318,7 +318,7 @@ async def test_with_partial_a_turn_goes_on_and_what_was_streamed_stays_true(auto
 
     settings = EngineSettings(samples_per_prompt=1, max_running=1, partial=True)
     servers = FakeServers(plan=lambda number, prompt: Say(tokens=None, seconds=8, stop=Stop.LENGTH))
-    async with room(generate, servers=servers, settings=settings) as stage:
+    async with virtual_engine(generate, servers=servers, settings=settings) as stage:
         with trio.move_on_after(4.5):
             await stage.engine.next_batch(1)
         async with stage.engine.weight_update(version=1):
@@ -333,7 +333,7 @@ async def test_with_partial_a_turn_goes_on_and_what_was_streamed_stays_true(auto
 
 async def busy_session(arm):
     """Run a session with a main turn and two concurrent ones; return the servers and the gateway to look at."""
-    servers, door = FakeServers(plan=lambda number, prompt: Say(seconds=2)), gateway(drain=1)
+    servers, gateway = FakeServers(plan=lambda number, prompt: Say(seconds=2)), virtual_gateway(drain=1)
 
     async def helper(session, text):
         with suppress(SessionClosed):
@@ -341,37 +341,39 @@ async def busy_session(arm):
 
     with trio.CancelScope() as scope:
         arm(scope)
-        opened = door.open_session(Alone(servers), prompt=Prompt(id="p", text="task"), sampling=SamplingParams())
+        opened = gateway.open_session(
+            LoneRollout(servers), prompt=Prompt(id="p", text="task"), sampling=SamplingParams()
+        )
         async with opened as session, trio.open_nursery() as agents:
             agents.start_soon(helper, session, "title")
             agents.start_soon(helper, session, "sub-agent")
             await ask(session, asks("main"))
-    return servers, door
+    return servers, gateway
 
 
 def test_cancelled_anywhere_nothing_of_a_session_stays():
     """At every step: no turn runs, no session is open, nothing is left on a server."""
 
     def check(state, _point):
-        servers, door = state
+        servers, gateway = state
         assert servers.running == 0
-        assert door.statistics().sessions == 0
+        assert gateway.statistics().sessions == 0
 
     cancel_everywhere(busy_session, check, sample=80).require()
 
 
 async def in_a_row(sessions):
     """Open and close so many sessions of one gateway; return the resident bytes after a fifth and at the end."""
-    door, sizes = gateway(tombstones=100, tombstone_seconds=30), []
+    gateway, sizes = virtual_gateway(tombstones=100, tombstone_seconds=30), []
     for number in range(sessions):
-        opened = door.open_session(Alone(), prompt=Prompt(id="p", text="task"), sampling=SamplingParams())
+        opened = gateway.open_session(LoneRollout(), prompt=Prompt(id="p", text="task"), sampling=SamplingParams())
         async with opened as session:
-            assert door.directory.key_of(session.id) == session.api_key
+            assert gateway.directory.key_of(session.id) == session.api_key
         if number in {sessions // 5, sessions - 1}:
             sizes.append(psutil.Process().memory_info().rss)
-    assert door.directory.key_of(session.id) == session.api_key, "a late call is told that it is closed"
-    assert door.statistics().tombstones == min(100, sessions)
-    assert door.statistics().sessions == 0
+    assert gateway.directory.key_of(session.id) == session.api_key, "a late call is told that it is closed"
+    assert gateway.statistics().tombstones == min(100, sessions)
+    assert gateway.statistics().sessions == 0
     return sizes
 
 

@@ -14,8 +14,8 @@ from trio_rollout.gateway import open_gateway
 from trio_rollout.testing import FakeServers, Say
 from trio_rollout.tiny import DATA
 
-from .rooms import Alone, NoParser
 from .test_http_faults import HELLO, ask, connected, raw_request, until
+from .virtual import LoneRollout, NoParser
 
 ANTHROPIC = {"anthropic-version": "2023-06-01"}
 
@@ -152,7 +152,7 @@ async def test_a_connection_on_which_nothing_is_asked_is_closed(autojump_clock):
     """It is closed ten minutes after it was opened or after its last answer, never while an answer is made."""
     servers = FakeServers(plan=lambda number, prompt: Say(seconds=2000))
     async with open_gateway(servers, tokenizer=DATA, parser=NoParser()) as gateway:
-        opened = gateway.open_session(Alone(servers), prompt=Prompt(id="p", text="x"), sampling=SamplingParams())
+        opened = gateway.open_session(LoneRollout(servers), prompt=Prompt(id="p", text="x"), sampling=SamplingParams())
         async with opened as session:
             silent = await connected(session)
             assert await silent.receive_some() == b""

@@ -40,8 +40,6 @@ async def open_gateway(
     tokenizer: str | Path | Tokenizer,
     settings: GatewaySettings = GatewaySettings(),  # noqa: B008  frozen
     parser: Parser | None = None,
-    new_secret: Callable[[], str] = _new_secret,
-    run_sync: RunSync = run_in_thread,
 ) -> AsyncGenerator["AgentGateway"]:
     """Serve agents over HTTP; give the gateway to ``open_rollout_engine(gateway=...)``.
 
@@ -55,7 +53,7 @@ async def open_gateway(
       OSError: the port is taken.
 
     """
-    loaded = await run_sync(load_tokenizer, tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
+    loaded = await run_in_thread(load_tokenizer, tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
     async with httpx.AsyncClient(timeout=30.0) as client:
         limits = ContextLimits(length=settings.context_length)
         if parser is None:
@@ -67,8 +65,6 @@ async def open_gateway(
                 parser=parser,
                 settings=settings,
                 limits=limits,
-                run_sync=run_sync,
-                new_secret=new_secret,
             )
 
             async with open_service(partial(serve_app, gateway.app, settings, bound)):
@@ -112,8 +108,8 @@ class AgentGateway:
     _parser: Parser = attrs.field(alias="parser")
     _settings: GatewaySettings = attrs.field(alias="settings")
     _limits: ContextLimits = attrs.field(alias="limits")
-    _run_sync: RunSync = attrs.field(alias="run_sync")
-    _new_secret: Callable[[], str] = attrs.field(alias="new_secret")
+    _run_sync: RunSync = attrs.field(alias="run_sync", default=run_in_thread)
+    _new_secret: Callable[[], str] = attrs.field(alias="new_secret", default=_new_secret)
     directory: SessionDirectory = attrs.field(init=False)
     app: App = attrs.field(init=False)
 

@@ -32,7 +32,7 @@ def counted():
     return lambda: f"{next(numbers):032x}"
 
 
-def gateway(*, limits=None, run_sync=run_inline, **settings):
+def virtual_gateway(*, limits=None, run_sync=run_inline, **settings):
     return AgentGateway(
         url="http://gateway",
         tokenizer=load_tokenizer(DATA),
@@ -61,17 +61,17 @@ async def ask(session, request):
 
 
 @attrs.define
-class Room:
+class VirtualEngine:
     engine: object
     servers: FakeServers
-    door: AgentGateway
+    gateway: AgentGateway
 
 
 @asynccontextmanager
-async def room(generate, *, servers=None, reward=None, count=1, settings=None, **changes):
+async def virtual_engine(generate, *, servers=None, reward=None, count=1, settings=None, **changes):
     """An engine over fake servers whose generate function may open sessions."""
     servers = servers or FakeServers()
-    door = gateway(**changes)
+    gateway = virtual_gateway(**changes)
 
     async def one(trajectory):
         return 1.0
@@ -81,16 +81,16 @@ async def room(generate, *, servers=None, reward=None, count=1, settings=None, *
         generate,
         servers=servers,
         reward=reward or one,
-        gateway=door,
+        gateway=gateway,
         settings=settings,
         ports=Ports(),
     ) as engine:
-        yield Room(engine, servers, door)
+        yield VirtualEngine(engine, servers, gateway)
     assert servers.running == 0
-    assert door.statistics().sessions == 0
+    assert gateway.statistics().sessions == 0
 
 
-class Alone:
+class LoneRollout:
     """A rollout that only samples, for sessions without an engine."""
 
     index = 0
@@ -105,6 +105,6 @@ class Alone:
 @asynccontextmanager
 async def lone_session(servers=None, **settings):
     """A session over fake servers; yields it, its servers and its gateway."""
-    door, rollout = gateway(**settings), Alone(servers)
-    async with door.open_session(rollout, prompt=Prompt(id="p", text="task"), sampling=SamplingParams()) as session:
-        yield session, rollout.servers, door
+    gateway, rollout = virtual_gateway(**settings), LoneRollout(servers)
+    async with gateway.open_session(rollout, prompt=Prompt(id="p", text="task"), sampling=SamplingParams()) as session:
+        yield session, rollout.servers, gateway
