@@ -47,7 +47,7 @@ class Job:
     reward: Reward
     servers: ServerChoice
     settings: EngineSettings
-    same: Mapping[str, str]
+    identity: Mapping[str, str]
     """Options that must not change between the runs of one folder, which would hold results of two kinds otherwise.
 
     docs/decisions/0014-what-a-ledger-belongs-to.md
@@ -72,7 +72,7 @@ def job_of(options: RunOptions) -> Job:
         reward=_reward_of(options, source),
         servers=_servers_of(options),
         settings=_settings_of(options),
-        same=_same_of(options),
+        identity=_identity_of(options),
         out=options.out,
         grace=options.grace,
     )
@@ -108,7 +108,7 @@ def _tasks(spec: str, seed: int) -> TaskSource:
     return TaskSource(name, count=int(count), seed=seed)
 
 
-def _same_of(options: RunOptions) -> Mapping[str, str]:
+def _identity_of(options: RunOptions) -> Mapping[str, str]:
     """Return the options that determine the results, by name. Deadlines, retries and servers do not."""
     return {
         "reward": options.reward or ("exact_match" if options.tasks is None else "the tasks' own"),

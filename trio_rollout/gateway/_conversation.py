@@ -99,7 +99,7 @@ class Conversation:
 
 
 def _chain(messages: Sequence[Message], tools: Sequence[Tool]) -> list[bytes]:
-    """Return a digest for every beginning of the conversation. The tools count: they stand in the prompt."""
+    """Return a digest for every beginning of the conversation. The tools count, because they are part of the prompt."""
     digest = hashlib.blake2b(msgspec.json.encode(list(tools), order="sorted"), digest_size=16).digest()
     chain: list[bytes] = []
     for message in messages:

@@ -33,7 +33,7 @@ class ChatRequest:
     previous: str = ""
     """The id of the turn that this request continues; the messages then only go on from there."""
     instructions: int = 0
-    """So many messages, the first ones, stand before those of ``previous``, and are not inherited by later requests."""
+    """The number of first messages that stand before those of ``previous``; later requests do not inherit them."""
     store: bool = False
     """True if a later request may continue this one's turn by its id."""
     extra: Mapping[str, object] = attrs.field(factory=dict)

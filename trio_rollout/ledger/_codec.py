@@ -339,7 +339,9 @@ def plain(value: object, depth: int = 0) -> object:
         return _elements(value, depth)
     if isinstance(value, np.ndarray):
         return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(array(value)))
-    raise UnencodableError(f"a value of type {type(value).__qualname__} can't be stored, only what JSON can say")
+    raise UnencodableError(
+        f"a value of type {type(value).__qualname__} can't be stored, only JSON values, numpy numbers and arrays"
+    )
 
 
 def _restored(code: int, data: memoryview) -> object:

@@ -116,9 +116,7 @@ class DiskLedger:
             task_status.started()
             await self._commits.serve()
         finally:
-            with trio.CancelScope(
-                shield=True
-            ):  # without a time limit, like the write it waits for: a thread can't be left behind
+            with trio.CancelScope(shield=True):  # no time limit: a thread can't be left behind
                 await self._run(self._store.close)
 
     async def _leave(self, _: object, __: BaseException | None) -> None:

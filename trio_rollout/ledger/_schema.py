@@ -29,7 +29,7 @@ CREATE TABLE groups(
   oldest INTEGER,
   newest INTEGER,
   rewards BLOB,
-  segment INTEGER,                -- the body (a prompt while waiting, a group once ready), if it lies in a segment
+  segment INTEGER,                -- the body (a prompt while waiting, a group once ready), if it is in a segment
   start INTEGER,
   length INTEGER,
   crc INTEGER,
