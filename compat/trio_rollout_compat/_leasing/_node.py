@@ -232,6 +232,3 @@ async def open_node(open_parts: OpenParts, settings: EngineSettings) -> AsyncGen
         ):
             nursery.start_soon(node.deliver, engine, name="deliver finished leases")
             yield node
-
-
-__all__ = ["Node", "NodeParts", "OpenParts", "node_settings", "open_node"]

@@ -91,7 +91,7 @@ def _pump(
 
 @asynccontextmanager
 async def iterate(
-    call: Callable[..., Awaitable[None]], running: RunningLoop, make: Callable[[], AsyncIterator[Any]]
+    call: Callable[..., Awaitable[object]], running: RunningLoop, make: Callable[[], AsyncIterator[Any]]
 ) -> AsyncGenerator[Feed]:
     """On Trio's thread: see ``Bridge.iterate``. ``call`` is the bridge's."""
     wanted = asyncio.Event()

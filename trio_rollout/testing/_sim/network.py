@@ -20,7 +20,7 @@ import trio
 
 from ..._http import Address, parse_url
 from ..._util.condition import Condition
-from ..._util.service import open_service
+from ..._util.service import open_service_nursery
 from .connection import End, Fate, Link, NetFaults, SimStream, Wire
 
 Handler: TypeAlias = Callable[[trio.abc.Stream], Awaitable[None]]
@@ -208,12 +208,7 @@ async def open_sim_net(
     ``events`` is where it counts what it does to connections; by default in a counter of its own.
     """
 
-    async def serve(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
-        async with trio.open_nursery() as nursery:
-            task_status.started(nursery)
-            await trio.sleep_forever()
-
-    async with open_service(serve) as nursery:
+    async with open_service_nursery() as nursery:
         net = SimNet(nursery, rng, link, faults, Counter() if events is None else events)
         for url, handler in (hosts or {}).items():
             net.add_host(url, handler)
