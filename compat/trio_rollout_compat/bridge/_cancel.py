@@ -6,14 +6,14 @@ has no running code inside. In asyncio it is an event: ``Task.cancel()`` raises 
 forget. The bridge gives Trio's promise for code that knows only asyncio's kind:
 
 1. *On Trio's thread* ``Bridge.call`` waits for ``call.ended``. When its scope is cancelled (or Ctrl-C arrives), it
-   catches the exception and holds it back until the asyncio function has ended or is given up. From here on everything is
+   catches the exception and holds it back until the asyncio function has ended or is abandoned. From here on everything is
    shielded, and bounded by one moment, ``give_up``: ``BridgeSettings.grace`` from now.
 2. ``CallCanceller.stop`` posts ``call.cancel_main``. *On the loop's thread* that calls ``Task.cancel()`` for the function.
    Its child tasks are its own business: a task group cancels them, a ``gather`` passes the cancellation on.
 3. Every ``again`` seconds the cancellation is delivered again, as Trio would at the next checkpoint: to the function, and
    to those of its tasks that were cancelled and go on, because a task group cancels its tasks only once. But never to
    code that is cleaning up. An ``await`` in a ``finally`` block is the answer to the first delivery, and a second one would
-   tear it off half-way. asyncio has no such question; ``Call`` asks the garbage collector (see ``_call``).
+   tear it off half-way. asyncio does not tell; ``Call`` asks the garbage collector (see ``_call``).
 4. The function has ended. If it ended with CancelledError, the held-back exception goes on. If it returned although it had
    been cancelled, its result is discarded, counted as SWALLOWED, and the exception goes on. If it had ended before the
    cancellation reached the loop's thread, or raised something else, that is the call's result, and Trio raises Cancelled at
