@@ -1,6 +1,6 @@
 // A fake SGLang for benchmarks: canned /generate answers with log-probs after a drawn latency, and the control routes.
 //
-//   cc -O2 -o server server.c -lm && ./server BODIES PORT        (port 0: any; the port is printed on a line of its own)
+//   cc -O2 -o server server.c -lm && ./server BODIES PORT        (port 0: any; the port is printed on one line)
 //
 // One thread, one epoll, a heap of due times. BODIES holds K.head and K.tail for each answer length K: what stands before
 // and behind the request's id, latency and weight version. Latencies depend on the seed, the prompt's first id and how often
