@@ -12,9 +12,10 @@ from trio_rollout.errors import LedgerError
 from trio_rollout.ledger._open import DiskLedger, open_ledger
 from trio_rollout.testing import Arm, Inject, Point, cancel_everywhere
 from trio_rollout.testing._sim.disk import SimDisk, disk_full_from
-from trio_rollout.testing._sim.files import SimFiles, nothing
+from trio_rollout.testing._sim.files import SimFiles
 from trio_rollout.testing._sim.world import SimIO
 
+from ._power_cuts import nothing
 from ._samples import IDENTITY, acked, delivered, gid, pulled, ready, requeued
 from .test_power_cut import SMALL, store_on
 

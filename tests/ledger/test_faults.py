@@ -11,8 +11,9 @@ from trio_rollout.errors import LedgerError
 from trio_rollout.ledger._store import Store
 from trio_rollout.ledger._transaction import encode_transaction
 from trio_rollout.testing._sim.disk import Fault, SimDisk, disk_full_from, failing_at
-from trio_rollout.testing._sim.files import SimFiles, nothing
+from trio_rollout.testing._sim.files import SimFiles
 
+from ._power_cuts import nothing
 from ._samples import IDENTITY, pulled, ready, story
 from .test_power_cut import store_on
 

@@ -11,20 +11,17 @@ from trio_rollout._core.events import Recovered
 from trio_rollout.errors import LedgerError
 from trio_rollout.ledger._store import Store, StoreLimits
 from trio_rollout.ledger._transaction import encode_transaction
-from trio_rollout.testing._sim.disk import SimDisk, replay
+from trio_rollout.testing._sim.disk import SimDisk
 from trio_rollout.testing._sim.files import (
     Mark,
     Op,
     SimFiles,
     Sync,
     SyncNames,
-    everything,
-    nothing,
-    only_last,
     shuffled,
-    torn_at,
 )
 
+from ._power_cuts import everything, nothing, only_last, replay, torn_at
 from ._samples import IDENTITY, pulled, story
 
 SMALL = StoreLimits(inline=250, together=0, segment=1000)

@@ -12,7 +12,7 @@ from trio.testing import check_half_closeable_stream
 
 from trio_rollout._http import Connection, parse_url
 from trio_rollout.testing import Link, NetFaults, SimNet, SimStream, open_sim_net, sim_run
-from trio_rollout.testing._sim.connection import Fate, Wire
+from trio_rollout.testing._sim.connection import PlannedFault, Wire
 
 URL = "http://a:1"
 PLAIN = Link(latency=(0.01, 0.01), split=0.0)
@@ -79,7 +79,7 @@ async def test_the_server_side_is_a_trio_stream():
     """By Trio's own tests of streams. They wait for tasks to block, so there is no delay in this network."""
 
     async def pair() -> tuple[SimStream, SimStream]:
-        wire = Wire(Link(latency=(0.0, 0.0)), random.Random(0), Counter(), Fate("", 0), lambda _: None)
+        wire = Wire(Link(latency=(0.0, 0.0)), random.Random(0), Counter(), PlannedFault("", 0), lambda _: None)
         left, right = wire.ends()
         return SimStream(left), SimStream(right)
 

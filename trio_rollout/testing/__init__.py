@@ -1,4 +1,4 @@
-"""For the tests of those who build on the engine: seeded runs, faults at every point, stand-ins, what a test left behind."""
+"""Tools for testing code that runs on the engine: seeded runs, faults at every point, fake servers, leak checks."""
 
 from ._fakes.plan import Action as Action
 from ._fakes.plan import Fault as Fault
@@ -23,8 +23,6 @@ from ._sim.connection import SimStream as SimStream
 from ._sim.disk import SimDisk as SimDisk
 from ._sim.disk import disk_full_from as disk_full_from
 from ._sim.disk import failing_at as failing_at
-from ._sim.faults import Trouble as Trouble
-from ._sim.faults import disturb as disturb
 from ._sim.guard import InstrumentDropped as InstrumentDropped
 from ._sim.guard import InvariantBroken as InvariantBroken
 from ._sim.guard import SimDeadlock as SimDeadlock
@@ -35,6 +33,8 @@ from ._sim.guard import SimTimeout as SimTimeout
 from ._sim.guard import SystemTaskLeft as SystemTaskLeft
 from ._sim.network import SimHost as SimHost
 from ._sim.network import SimNet as SimNet
+from ._sim.network import Trouble as Trouble
+from ._sim.network import disturb as disturb
 from ._sim.network import open_sim_net as open_sim_net
 from ._sim.run import SimResult as SimResult
 from ._sim.run import sim_run as sim_run

@@ -1,7 +1,7 @@
-"""What a piece of code left behind: files, sockets, children, threads, tasks, generators, coroutines.
+"""Leak checks: files, sockets, children, threads, tasks, generators and coroutines that a piece of code left behind.
 
-Owns nothing: it compares what the process holds before and after. Files and children are read from ``/proc``, so they are
-seen on Linux only. Everything is counted by this process alone; a thread of a C library is invisible.
+Owns nothing: the resources of the process are compared before and after. Files and children are read from ``/proc``, so they
+are seen on Linux only. Only this process is looked at; a thread of a C library is invisible.
 """
 
 import gc
@@ -22,13 +22,13 @@ from trio._core._thread_cache import THREAD_CACHE  # ruff: ignore[import-private
 
 _PROCESS = Path("/proc/self")
 
-# How long a thread that was told to end may take to do so. Only waited for when one is left.
+# Seconds that a thread may take to end after it was told to. Waited for only if one is left.
 _THREAD_GRACE_S = 0.5
 
 
 @final
 class LeakError(AssertionError):
-    """Something was left behind; the message names each thing on a line of its own."""
+    """Something was left behind; the message names each thing on a separate line."""
 
 
 def _entries(directory: Path) -> list[Path]:
@@ -36,7 +36,7 @@ def _entries(directory: Path) -> list[Path]:
 
 
 def _open_files() -> dict[str, str]:
-    """Descriptor to what it refers to, such as ``socket:[123]``: a number that was closed and reused is a new file."""
+    """Return each descriptor's target, such as ``socket:[123]``, so that a reused number counts as a new file."""
     found = {}
     for entry in _entries(_PROCESS / "fd"):
         try:
@@ -47,7 +47,7 @@ def _open_files() -> dict[str, str]:
 
 
 def _children() -> dict[int, str]:
-    """Every direct child by process id, zombies included. What an older child starts is that child's affair."""
+    """Return every direct child by process id, zombies included; the children of children are not looked at."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -64,7 +64,7 @@ def _children() -> dict[int, str]:
 
 
 def _busy_threads() -> dict[threading.Thread, str]:
-    """All threads but Trio's idle workers, which stay for ten seconds to be used again."""
+    """Return all threads except Trio's idle workers, which stay for ten seconds to be used again."""
     idle = {worker._thread for worker in list(THREAD_CACHE._idle_workers)}
     return {thread: thread.name for thread in threading.enumerate() if thread not in idle}
 
@@ -74,7 +74,7 @@ def _new(before: Mapping[Any, str], after: Mapping[Any, str], what: str) -> list
 
 
 def _new_threads(before: Mapping[threading.Thread, str]) -> list[str]:
-    """Threads that are left, after those that were about to end have had the time to."""
+    """Return the threads that are left, after those about to end have had time to."""
     give_up = time.monotonic() + _THREAD_GRACE_S
     while True:
         left = [f"thread: {name}" for thread, name in _busy_threads().items() if thread not in before]
@@ -86,7 +86,7 @@ def _new_threads(before: Mapping[threading.Thread, str]) -> list[str]:
 @final
 @attrs.define(eq=False)
 class LeakInstrument(trio.abc.Instrument):
-    """Sees what a Trio run leaves to its own end: system tasks, and async generators that nobody closed.
+    """Finds what a Trio run still has at its end: system tasks, and async generators that were not closed.
 
     Pass it to ``trio.run(..., instruments=[...])``; ``found`` then names them. Trio cancels and closes these silently.
     """
@@ -94,7 +94,7 @@ class LeakInstrument(trio.abc.Instrument):
     found: list[str] = attrs.field(factory=list)
 
     def task_exited(self, task: trio.lowlevel.Task) -> None:
-        """Look around when the main task ends: the last moment at which they are still there."""
+        """Look when the main task ends: the last moment at which they exist."""
         runner = _run.GLOBAL_RUN_CONTEXT.runner
         if task is not runner.main_task:
             return
@@ -106,7 +106,7 @@ class LeakInstrument(trio.abc.Instrument):
 
 @contextmanager
 def no_leaks(instrument: LeakInstrument | None = None) -> Generator[None]:
-    """Raise LeakError if the body leaves something behind. For everything around ``trio.run``, never inside of it.
+    """Raise LeakError if the body leaves something behind. Use it around ``trio.run``, never inside.
 
     While the body runs, a ResourceWarning and a coroutine that was never awaited are errors, so that they are seen here
     wherever they are raised. A body that raises is not checked: its traceback still holds what it was using.
@@ -131,7 +131,7 @@ def no_leaks(instrument: LeakInstrument | None = None) -> Generator[None]:
     finally:
         sys.unraisablehook = previous
     lost += _new_threads(threads)
-    # A child that was there before and has died since is a fixture's, which reaps it.
+    # A child from before that has died belongs to a fixture, which reaps it.
     lost += _new(children, {pid: name for pid, name in _children().items() if pid not in children}, "child process")
     lost += _new(files, _open_files(), "file")
     lost += instrument.found if instrument is not None else []

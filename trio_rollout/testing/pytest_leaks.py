@@ -1,6 +1,6 @@
-"""A pytest plugin: every test fails that leaves something behind. See ``no_leaks`` for what is seen.
+"""A pytest plugin that fails every test that leaves something behind; see ``no_leaks`` for what is seen.
 
-Switch it on with ``pytest_plugins = ["trio_rollout.testing.pytest_leaks"]`` in the top ``conftest.py``, or with
+Enable it with ``pytest_plugins = ["trio_rollout.testing.pytest_leaks"]`` in the top ``conftest.py``, or with
 ``pytest -p trio_rollout.testing.pytest_leaks``. A test that fails by itself is not checked.
 """
 
@@ -29,7 +29,7 @@ def _instrumented(run: Callable[..., T], instrument: LeakInstrument) -> Callable
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the instrument into each run that pytest-trio makes; it takes the run from the nearest marker."""
+    """Put the instrument into each run that pytest-trio makes, through the marker that it takes the run from."""
     for item in items:
         marker = item.get_closest_marker("trio")
         if marker is not None and "run" in marker.kwargs:
@@ -40,17 +40,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Remember whether the test itself failed."""
+    """Remember a failure of the test itself."""
     if call.when == "call":
         item.stash[_FAILED] = call.excinfo is not None
     return (yield)
 
 
 def _collect_quickly(session: pytest.Session) -> None:
-    """Take everything that is alive out of the garbage collector's sight; before that, what imports left behind.
+    """Freeze everything that is alive out of the garbage collector, after a collection if modules were imported.
 
-    A full collection over a few big libraries takes 50 ms, over all that a long session keeps half a second; over what one
-    test made, microseconds. The test before this one ended with a collection, so hardly any garbage is frozen.
+    A full collection over a few big libraries takes 50 ms, over everything that a long session keeps half a second, over the
+    objects of one test microseconds. The test before this one ended with a collection, so hardly any garbage is frozen.
     """
     if session.stash.get(_FROZEN_AT, 0) != len(sys.modules):
         gc.collect()
@@ -60,7 +60,7 @@ def _collect_quickly(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
-    """Give the garbage collector everything back."""
+    """Unfreeze everything."""
     gc.unfreeze()
 
 

@@ -3,16 +3,13 @@
 import math
 import re
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
 from ._model.sampler import EVERY_TOKEN, Limits
 from ._refusal import invalid, malformed, schema
 from ._scheduler.request import Penalties, Sampling
-
-T = TypeVar("T")
-OneOrMany: TypeAlias = T | list[T] | None
 
 
 class SamplingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False):

@@ -1,4 +1,4 @@
-"""What FakeSGLang is told to do: one action for each request, and the faults there are."""
+"""The plan of a FakeSGLang: one action for each request, and the faults there are."""
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
@@ -9,18 +9,18 @@ import trio
 
 
 class Fault(enum.Enum):
-    """Something that goes wrong with one request."""
+    """A fault in the answer to one request."""
 
     IGNORE = "ignore"
-    """Answer 200 and do nothing: a lost abort, a pause that isn't one."""
+    """Answer 200 and do nothing: a lost abort, a pause without effect."""
     HANG = "hang"
-    """Read the request and never answer, whatever is aborted."""
+    """Read the request and never answer, even if it is aborted."""
     HANG_IN_BODY = "hang_in_body"
     """Send the head and half of the body, then nothing more."""
     RESET = "reset"
     """Reset the connection in place of an answer."""
     CLOSE = "close"
-    """Close the connection in place of an answer, as a server that ends does."""
+    """Close the connection in place of an answer, as an exiting server does."""
     RESET_IN_BODY = "reset_in_body"
     """Reset the connection half-way through the body."""
     SHORT_BODY = "short_body"
@@ -44,13 +44,13 @@ class Fault(enum.Enum):
     CLOSE_QUIETLY = "close_quietly"
     """No fault: a keep-alive answer, and then the connection is closed all the same."""
     GZIP = "gzip"
-    """Compress the body although nobody asked for that."""
+    """Compress the body although the client did not ask for it."""
     NOT_HTTP = "not_http"
     """Answer in another protocol."""
     MALFORMED_JSON = "malformed_json"
-    """200 with JSON that breaks off."""
+    """200 with truncated JSON."""
     WRONG_TYPE = "wrong_type"
-    """200 with JSON that is no answer."""
+    """200 with JSON that is not an answer."""
     OTHER_ANSWER = "other_answer"
     """200 with the answer to another request."""
     NO_LOG_PROBS = "no_log_probs"
@@ -62,12 +62,12 @@ class Fault(enum.Enum):
     NULL_LOG_PROB = "null_log_prob"
     """One log-prob is null."""
     NO_FINISH_REASON = "no_finish_reason"
-    """An answer that doesn't say why it ended."""
+    """An answer without its finish reason."""
 
 
 @attrs.frozen(kw_only=True)
 class Reply:
-    """A scripted answer, sent at once in place of the real one."""
+    """A scripted answer, sent at once in place of the proper one."""
 
     status: int = 200
     body: bytes | Mapping[str, object] | Sequence[object] = b""
@@ -76,7 +76,7 @@ class Reply:
 
 @attrs.frozen(kw_only=True)
 class Run:
-    """Generate until ``until`` is set (None: for ever), an abort or a pause comes; then answer, with ``fault`` if any.
+    """Generate until ``until`` is set (None: for ever), or an abort or a pause arrives; then answer, with ``fault`` if any.
 
     Aborted, the answer has ``partial`` tokens.
     """
@@ -87,23 +87,23 @@ class Run:
 
 
 Action: TypeAlias = Fault | Reply | Run | None
-"""What to do with one request; None: answer it properly, at once."""
+"""The action for one request; None: answer properly, at once."""
 
 
 @final
 @attrs.frozen(kw_only=True, eq=False)
 class Seen:
-    """A request as the fake server saw it."""
+    """A request as the fake server received it."""
 
     path: str
     number: int
-    """How many requests to this path came before it."""
+    """The number of requests to this path before this one."""
     rid: str | None
     body: Mapping[str, object]
     headers: Mapping[str, str]
     """By name in lower case."""
     connection: int
-    """On which connection it came, counted from 1."""
+    """The number of the connection that carried it, counted from 1."""
     time: float
 
 
@@ -113,7 +113,7 @@ Requests beyond the end of a sequence are answered properly."""
 
 
 def action_of(plan: Plan, seen: Seen) -> Action:
-    """What the plan says about this request."""
+    """Return the plan's action for this request."""
     if callable(plan):
         return plan(seen)
     actions = plan.get(seen.path, ()) if isinstance(plan, Mapping) else plan if seen.path == "/generate" else ()

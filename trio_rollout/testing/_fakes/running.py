@@ -1,7 +1,4 @@
-"""The requests that FakeSGLang runs: their tokens, their spans, and the JSON of their answers.
-
-Streamed answers of FakeSGLang: server-sent events, whole or in parts, and what can go wrong half-way.
-"""
+"""The requests that FakeSGLang runs: their tokens and version spans, and the JSON of their answers, whole or streamed."""
 
 import json
 from typing import Any, Final
@@ -11,13 +8,13 @@ import trio
 
 from ..._http.answer import EVENT_STREAM_HEADERS, LAST_CHUNK, answer_head, chunk, event
 from ..._http.server import ServerConnection
-from .http import reset
+from .damage import reset
 from .plan import Fault, Run
 
 
 @attrs.define(eq=False)
 class Running:
-    """One request that is being generated, or waits in a paused server."""
+    """A request that is generated, or waits in a paused server."""
 
     rid: str
     prompt: list[int]
@@ -26,22 +23,22 @@ class Running:
     text: bool
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     parked: bool = False
-    """It came while the server was paused: SGLang loses the aborts of such a request."""
+    """The request arrived while the server was paused: SGLang loses the aborts of such a request."""
     deaf: bool = False
-    """An abort for it was lost; SGLang remembers that it sent one, and swallows the others."""
+    """An abort of the request was lost; SGLang remembers that it sent one, and swallows the others."""
     abort_later: bool = False
-    """An abort for it came while the server was paused."""
+    """An abort of the request arrived while the server was paused."""
     aborted: bool = False
     spans: list[tuple[str, int]] = attrs.field(factory=list)
-    """(version, tokens so far) for every version it has sampled under but the last."""
+    """(version, tokens so far) for every version that it was sampled under, except the last."""
 
     @property
     def so_far(self) -> int:
-        """Tokens that it has while it runs."""
+        """The number of tokens while the request runs."""
         return min(self.wanted, self.run.partial) if self.run is not None else 0
 
     def answer(self, version: str, fault: Fault | None, *, since: int = 0) -> object:
-        """The JSON of its answer; of the tokens only those from ``since`` on."""
+        """Return the JSON of the answer, with the tokens from ``since`` on."""
         if fault is Fault.WRONG_TYPE:
             return ["no", "answer"]
         count = self.so_far if self.aborted else self.wanted
@@ -57,7 +54,7 @@ class Running:
         return answer
 
     def part(self, count: int, version: str, *, since: int = 0) -> dict[str, Any]:
-        """The JSON of what a stream says when there are ``count`` tokens; of them only those from ``since`` on."""
+        """Return the JSON of a stream's event when there are ``count`` tokens, with those from ``since`` on."""
         first = sum(self.prompt)
         ids = [(first + place) % 997 for place in range(count)]
         triples = [[-0.5 - place % 8 / 8, token, None] for place, token in enumerate(ids)]
@@ -95,7 +92,7 @@ _OF_LOG_PROBS: Final = {Fault.FEWER_LOG_PROBS, Fault.OTHER_TOKEN, Fault.NULL_LOG
 
 def _damage(meta: dict[str, Any], fault: Fault) -> None:
     if fault in _OF_LOG_PROBS and not meta.get("output_token_logprobs"):
-        return  # aborted before its first token: there are none to damage
+        return  # aborted before its first token: there is no log-prob to damage
     match fault:
         case Fault.FEWER_LOG_PROBS:
             del meta["output_token_logprobs"][-1]
@@ -122,7 +119,7 @@ def _event(value: object) -> bytes:
 
 
 class EventStream:
-    """One streamed answer on its way. ``incremental``: each event has only what is new."""
+    """One streamed answer. ``incremental``: each event has only what is new."""
 
     def __init__(
         self, connection: ServerConnection, running: Running, *, incremental: bool, fault: Fault | None
@@ -140,7 +137,7 @@ class EventStream:
         await self._tokens(self._running.so_far, version)
 
     async def end(self, version: str) -> None:
-        """Send the remaining tokens, the last event and the end, or what the fault leaves of them."""
+        """Send the remaining tokens, the last event and the end, as far as the fault lets them through."""
         count = self._running.so_far if self._running.aborted else self._running.wanted
         if self._fault in _HALF_WAY:
             await self._tokens(count // 2, version)
@@ -167,7 +164,7 @@ class EventStream:
             self._sent += 1
 
     async def _chunk(self, data: bytes) -> None:
-        # In two pieces: an event does not arrive as it was sent.
+        # In two pieces: clients must not expect an event in one piece.
         middle = len(data) // 2
         for piece in (data[:middle], data[middle:]):
             await self._stream.send_all(chunk(piece))

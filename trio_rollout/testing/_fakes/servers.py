@@ -1,7 +1,7 @@
-"""FakeServers: inference servers without any I/O, for tests of generate functions, sources and trainers in virtual time.
+"""FakeServers: inference servers without I/O, for tests of generate functions, sources and trainers in virtual time.
 
-It keeps the contract of ``trio_rollout.abc.InferenceServers`` (pause modes, versions, spans, aborts that keep tokens), but
-answers by a script and a clock. What crosses a socket is FakeSGLang's business, what a real model says the tiny server's.
+They keep the contract of ``trio_rollout.abc.InferenceServers`` (pause modes, versions, spans, aborts that keep tokens), and
+answer by a script and a clock. To test HTTP use FakeSGLang, to test with a real model the tiny server.
 """
 
 import math
@@ -47,7 +47,7 @@ HANG = Say(seconds=math.inf)
 
 Behaviour: TypeAlias = Say | Fail
 Plan: TypeAlias = Callable[[int, ModelInput], Behaviour]
-"""From the number of the call (from 0) and its input to what happens."""
+"""A function of the call's number (from 0) and its input."""
 
 
 @attrs.define(eq=False)
@@ -62,14 +62,14 @@ class _Call:
 
     @property
     def is_unwatched(self) -> bool:
-        """Whether nobody wants to know how far it is."""
+        """True if no caller follows the progress of the call."""
         return self.on_progress is None and self.on_tokens is None
 
 
 @final
 @attrs.define(eq=False, repr=False, kw_only=True)
 class FakeServers:
-    """One fake server. ``calls`` counts what was asked, ``running`` what is under way, ``sent`` keeps the inputs."""
+    """One fake server. ``calls`` counts the calls so far, ``running`` those under way, ``sent`` keeps the inputs."""
 
     plan: Plan = lambda number, prompt: Say()  # noqa: ARG005  the plain default reads best where it is
     version: int | None = 0
@@ -85,29 +85,29 @@ class FakeServers:
 
     @property
     def calls(self) -> int:
-        """How many calls were sent so far."""
+        """The number of calls so far."""
         return len(self.sent)
 
     @property
     def running(self) -> int:
-        """How many calls are under way."""
+        """The number of calls under way."""
         return len(self._running)
 
     def under(self, deadlines: Deadlines) -> "FakeServers":
-        """The same: it needs no budgets."""
+        """Return the same object: it needs no budgets."""
         del deadlines
         return self
 
     def encode(self, prompt: Prompt) -> ModelInput:
-        """The prompt's ids, or its text."""
+        """Return the prompt's ids, or its text."""
         return prompt.input_ids if prompt.input_ids is not None else str(prompt.text or prompt.messages)
 
     def set_version(self, version: int | None) -> None:
-        """Give it new weights; running calls go on under the new version."""
+        """Set the version of the weights; running calls go on under it."""
         self.version = version
 
     def abort_all(self) -> None:
-        """Abort every running call, as another client of the server might."""
+        """Abort every running call, as another client of the server could."""
         for call in self._running:
             call.aborted = True
         self._changed.notify()
@@ -123,7 +123,7 @@ class FakeServers:
         on_tokens: OnTokens | None = None,
         while_waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Turn:
-        """Behave as the plan says for this call."""
+        """Behave as the plan's entry for this call."""
         del affinity, extra
         with while_waiting():
             await self._changed.wait_until(lambda: self.paused is None)
@@ -154,7 +154,7 @@ class FakeServers:
         return self._turn(call, input_ids, tokens, Stop.ABORT)
 
     async def _run(self, call: _Call, seconds: float, tokens: int) -> None:
-        """Let the call's own clock run to ``seconds``; it stands still while the server is paused."""
+        """Run the call's clock to ``seconds``; the clock stands still while the server is paused."""
         while call.done < seconds and not call.aborted:
             if self.paused is not None:
                 await self._changed.wait_until(lambda: self.paused is None or call.aborted)
@@ -202,7 +202,7 @@ class FakeServers:
         )
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop sampling; ABORT ends what runs."""
+        """Stop sampling; ABORT ends the running calls."""
         await trio.lowlevel.checkpoint()
         self.paused = mode
         if mode is PauseMode.ABORT:
@@ -210,41 +210,41 @@ class FakeServers:
         self._changed.notify()
 
     async def resume(self) -> None:
-        """Sample on."""
+        """Resume sampling."""
         await trio.lowlevel.checkpoint()
         self.paused = None
         self._changed.notify()
 
     async def versions(self) -> Mapping[str, int | None]:
-        """The one server's version, as ``names_version`` lets it be named."""
+        """Return the server's version, as ``names_version`` names it."""
         await trio.lowlevel.checkpoint()
         return {"fake": self.names_version(self.version)}
 
     def require_version(self, version: int) -> None:
-        """Remember what was required."""
+        """Note the required version."""
         self.required = version
 
     async def blocked_reason_after(self, known: str | None) -> str | None:
-        """Nothing but a pause keeps requests from it: waits for ever."""
+        """Wait for ever: only a pause keeps requests from this server."""
         del known
         await trio.sleep_forever()
 
     async def flush_cache(self) -> None:
-        """It has no cache."""
+        """Do nothing: there is no cache."""
         await trio.lowlevel.checkpoint()
 
     async def abort_until_idle(self) -> None:
-        """Abort everything and wait until nothing runs."""
+        """Abort every call and wait until none runs."""
         self.abort_all()
         await self._changed.wait_until(lambda: not self._running)
 
     async def health(self) -> Mapping[str, bool]:
-        """Ready unless paused."""
+        """Return ready, unless paused."""
         await trio.lowlevel.checkpoint()
         return {"fake": self.paused is None}
 
     def statistics(self) -> ServerStatistics:
-        """Counts of this moment."""
+        """Return the counts of this moment."""
         server = ServerCounts(
             url="fake",
             usable=True,
@@ -261,5 +261,5 @@ def _ids_of(prompt: ModelInput) -> IdArray:
 
 
 def prompts(count: int, *, prefix: str = "p") -> Sequence[Prompt]:
-    """So many different prompts."""
+    """Return this many different prompts."""
     return [Prompt(id=f"{prefix}{number}", input_ids=[1, 2, number + 3], label=str(number)) for number in range(count)]

@@ -1,16 +1,14 @@
 """FakeSGLang: a scripted SGLang server on a real local socket, for tests of what crosses the wire.
 
-It keeps the contract that the client relies on, quirks included (an abort is answered 200 whatever it does, requests are
-parked silently while paused, the abort of a parked request is lost, a closed socket frees its slot only after seconds), but
-has no model: what it says is a function of the prompt. What goes wrong is said by a plan, one action a request::
+It keeps the contract that the client relies on, with its quirks (an abort is always answered 200, requests are parked
+silently while paused, the abort of a parked request is lost, a closed socket frees its slot only after seconds), but has no
+model: its answers are a function of the prompt. Faults are planned, one action for each request::
 
     async with open_fake_sglang([Fault.RESET, Reply(status=503, headers={"retry-after": "1"}), Run()]) as fake:
         async with open_sglang_servers([fake.url]) as servers:
             ...
 
-Tests wait for what happens with ``await fake.until(lambda: fake.in_flight == 3)``, never for time to pass.
-
-FakeSGLang's control routes: abort, pause, continue, flush, weights, and what it says about itself.
+Tests wait for a state with ``await fake.until(lambda: fake.in_flight == 3)``, never for time to pass.
 """
 
 import json
@@ -27,7 +25,7 @@ from ..._http.server import ServerConnection
 from ..._http.server_reader import Request as HttpRequest
 from ..._util.condition import Condition
 from ..._util.service import open_service
-from .http import reset, send_answer
+from .damage import reset, send_answer
 from .plan import Action, Fault, Plan, Reply, Run, Seen, action_of
 from .running import EventStream, Running
 
@@ -37,26 +35,26 @@ _DEFAULT_TOKENS = 128
 @final
 @attrs.define(eq=False, repr=False)
 class FakeSGLang:
-    """One fake server. ``serve`` answers one connection, over any Trio stream; ``open_fake_sglang`` listens on a port.
+    """One fake server. ``serve`` answers one connection over any Trio stream; ``open_fake_sglang`` listens on a port.
 
-    ``plan`` may be replaced at any time. ``disconnect_s``: how long a request runs on after its socket was closed;
-    ``drip_s``: the pause between two bytes of ``Fault.DRIP``.
+    ``plan`` may be replaced at any time. ``disconnect_s``: seconds that a request runs on after its socket was closed;
+    ``drip_s``: seconds between two bytes of ``Fault.DRIP``.
     """
 
     plan: Plan = ()
     url: str = ""
     incremental: bool = False
-    """Streams have only what is new in each event, as with ``--incremental-streaming-output``."""
+    """Each event of a stream has only what is new, as with ``--incremental-streaming-output``."""
     prefix: str = ""
-    """Stands before every route."""
+    """The path in front of every route."""
     disconnect_s: float = 3.0
     drip_s: float = 0.01
     seen: list[Seen] = attrs.field(factory=list, init=False)
     """Every request, in the order of arrival."""
     accepted: int = attrs.field(default=0, init=False)
-    """Connections that were ever opened."""
+    """The number of connections ever opened."""
     mode: str | None = attrs.field(default=None, init=False)
-    """The mode of the pause that it is in."""
+    """The mode of the present pause, or None."""
     _scopes: dict[int, trio.CancelScope] = attrs.field(factory=dict, init=False)
     _version: str = attrs.field(default="default", init=False)
     _running: dict[str, Running] = attrs.field(factory=dict, init=False)
@@ -69,32 +67,32 @@ class FakeSGLang:
 
     @property
     def connections(self) -> int:
-        """Connections that are open now."""
+        """The number of open connections."""
         return len(self._scopes)
 
     @property
     def in_flight(self) -> int:
-        """Requests that it generates or holds."""
+        """The number of requests that are generated or held."""
         return len(self._running)
 
     @property
     def paused(self) -> bool:
-        """A pause has come and no continue."""
+        """True from a pause to the next continue."""
         return self._continued is not None
 
     @property
     def aborts(self) -> list[str]:
-        """Request ids of the aborts that have come, in order; ``""`` for one of everything."""
+        """Request ids of the aborts so far, in order; ``""`` for an abort of everything."""
         return [seen.rid or "" for seen in self.seen if seen.path == "/abort_request"]
 
     @property
     def generates(self) -> list[str]:
-        """Request ids of the generate requests that have come, in order."""
+        """Request ids of the generate requests so far, in order."""
         return [seen.rid or "" for seen in self.seen if seen.path == "/generate"]
 
     @property
     def version(self) -> str:
-        """What it calls its weights. Setting it ends a span of every running request."""
+        """The name of the weights. Setting it ends a span of every running request."""
         return self._version
 
     @version.setter
@@ -104,7 +102,7 @@ class FakeSGLang:
         self._version = name
 
     def abort(self, rid: str, *, everything: bool = False) -> None:
-        """End the requests whose id begins so, or all; as SGLang does, lose it for those that came while it was paused."""
+        """End the requests whose id begins with ``rid``, or all. As in SGLang, lost for those that arrived while paused."""
         for running in self._running.values():
             if not (everything or (rid and running.rid.startswith(rid))):
                 continue
@@ -124,7 +122,7 @@ class FakeSGLang:
             self.abort("", everything=True)
 
     def resume(self) -> None:
-        """Continue."""
+        """Continue after a pause."""
         continued, self._continued, self.mode = self._continued, None, None
         if continued is not None:
             continued.set()
@@ -133,14 +131,14 @@ class FakeSGLang:
                 running.scope.cancel()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until the condition holds; it is asked again whenever something happens on this server."""
+        """Wait until the condition holds; it is evaluated whenever something happens on this server."""
         await self._changed.wait_until(condition)
 
     def _notify(self) -> None:
         self._changed.notify()
 
     def kill(self) -> None:
-        """Reset every connection at once, and forget everything: the process has died, and a new one may answer now."""
+        """Reset every connection and forget every request, as when the process dies; a new one may answer at once."""
         for scope in self._scopes.values():
             scope.cancel()
         self.resume()
@@ -233,7 +231,7 @@ class FakeSGLang:
     async def _run_until_disconnect(
         self, connection: ServerConnection, running: Running, fault: Fault | None, streamed: EventStream | None
     ) -> bool:
-        """Run the request; True if it was dropped because its client has left."""
+        """Run the request; return True if it was dropped because its client has left."""
         left = True
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._drop_after_disconnect, connection, running, nursery.cancel_scope)
@@ -289,7 +287,7 @@ class FakeSGLang:
 async def open_fake_sglang(
     plan: Plan = (), *, version: str = "default", disconnect_s: float = 3.0, drip_s: float = 0.01, port: int = 0
 ) -> AsyncGenerator[FakeSGLang]:
-    """Run a FakeSGLang on a local port; its ``url`` says which. Leaving ends it and every request on it."""
+    """Run a FakeSGLang on a local port, given by its ``url``. Leaving ends the server and every request on it."""
     fake = FakeSGLang(plan, disconnect_s=disconnect_s, drip_s=drip_s)
     fake.version = version
 
@@ -302,7 +300,7 @@ async def open_fake_sglang(
 
 
 def control(fake: FakeSGLang, path: str, body: Mapping[str, object]) -> Reply:
-    """Do what a control call asks for, and answer it."""
+    """Carry out a control call, and return its answer."""
     match path:
         case "/abort_request":
             fake.abort(str(body.get("rid") or ""), everything=bool(body.get("abort_all")))

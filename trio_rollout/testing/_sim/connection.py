@@ -1,11 +1,8 @@
-"""How a simulated network behaves: delays, sizes, and what goes wrong how often. Values only.
+"""A simulated connection: the client's end is the port of five calls, the server's end a Trio stream.
 
-One direction of a simulated connection: bytes on their way, each piece with the time at which it arrives.
-
-There is no task behind it: a piece is readable once its time has come, and whoever waits, waits for that time. What one
-side does to the other (an end, a reset) travels in the same way.
-
-A simulated connection: the client's end is the port of five calls, the server's end a Trio stream.
+``Link`` and ``NetFaults`` are the settings of a network. A connection is a ``Wire`` of two ``Pipe``s, one for each direction. A
+pipe holds bytes in transit, each piece with the time at which it arrives. No task moves them: a piece is readable once its
+time has come, and a reader waits for that time. Ends and resets travel in the same way.
 """
 
 import errno
@@ -27,10 +24,10 @@ _SHARE = attrs.validators.and_(attrs.validators.ge(0.0), attrs.validators.le(1.0
 
 @attrs.frozen(kw_only=True)
 class Link:
-    """Every connection of a network.
+    """Settings of every connection of a network.
 
-    ``latency``: least and longest seconds on the way, drawn for each piece; the order stays. ``window``: bytes that are taken
-    before the other side has received any. ``split``: how often a send or a receive moves less than it could.
+    ``latency``: least and longest seconds in transit, drawn for each piece; the order is kept. ``window``: bytes that are
+    taken before the other side has received any. ``split``: the share of sends and receives that move less than they could.
     """
 
     latency: tuple[float, float] = attrs.field(default=(0.0002, 0.02), validator=_RANGE)
@@ -40,10 +37,10 @@ class Link:
 
 @attrs.frozen(kw_only=True)
 class NetFaults:
-    """The share of connections, drawn from the network's seed, to which each of these happens.
+    """Shares of the connections that get a fault, drawn from the network's seed.
 
     ``refused``: the connect fails. ``unanswered``: the connect is never answered. ``reset``, ``silent``: after up to
-    ``within`` bytes the connection is reset, or carries nothing more while both sides take it for open.
+    ``within`` bytes the connection is reset, or carries nothing more while both sides believe that it is open.
     """
 
     refused: float = attrs.field(default=0.0, validator=_SHARE)
@@ -59,7 +56,7 @@ NEVER = math.inf
 @final
 @attrs.define(eq=False)
 class _News:
-    """Something that happened to a pipe, and when one side learns of it."""
+    """An event on a pipe, and the time at which one side learns of it."""
 
     happened: bool = False
     at: float = NEVER
@@ -81,7 +78,7 @@ class _News:
 
 @final
 class Pipe:
-    """Bytes from a writer to a reader."""
+    """One direction of a connection: bytes from a writer to a reader."""
 
     def __init__(self, link: Link, rng: random.Random, events: Counter[str]) -> None:
         self._link = link
@@ -98,7 +95,7 @@ class Pipe:
         self._reset_writer = _News()
 
     def put(self, data: bytes | bytearray | memoryview) -> int:
-        """Take as many bytes as there is room for, sometimes fewer; 0 if there is no room."""
+        """Take as many bytes as there is room for, sometimes fewer, and return their number; 0 if there is no room."""
         if self._reset_writer.known():
             raise ConnectionResetError(errno.ECONNRESET, "reset by the other side")
         if self._left.known() or self._end.happened:
@@ -109,26 +106,26 @@ class Pipe:
             self._events["partial send"] += 1
         if room <= 0:
             return 0
-        if not self._left.happened:  # else the reader's system throws it away
+        if not self._left.happened:  # otherwise the reader's system discards it
             self._flying.append((self._arrival(), bytes(data[:room])))
             self._size += room
         self._changed.notify()
         return room
 
     def end(self) -> None:
-        """No more bytes: the reader gets the end after those on their way."""
+        """End the stream: the reader gets the end after the bytes in transit."""
         if not self._end.happened:
             self._end.tell(self._arrival())
             self._changed.notify()
 
     def writable_at(self) -> float:
-        """When ``put`` next takes a byte or raises, as far as is known."""
+        """Return the time at which ``put`` takes a byte or raises, as far as it is known."""
         if self._size < self._link.window or self._end.happened:
             return trio.current_time()
         return min(self._left.at, self._reset_writer.at)
 
     def take(self, buffer: bytearray | memoryview) -> int | None:
-        """Receive what has arrived, sometimes only a part of it; 0 at the end, None if there is nothing yet."""
+        """Receive the bytes that have arrived, sometimes only a part; 0 at the end, None if there is nothing yet."""
         if self._reset_reader.known():
             raise ConnectionResetError(errno.ECONNRESET, "reset by the other side")
         now, count = trio.current_time(), 0
@@ -148,11 +145,11 @@ class Pipe:
         return 0 if not self._flying and self._end.known() else None
 
     def readable_at(self) -> float:
-        """When ``take`` next returns something or raises, as far as is known."""
+        """Return the time at which ``take`` returns something or raises, as far as it is known."""
         return min(self._flying[0][0] if self._flying else self._end.at, self._reset_reader.at)
 
     def leave(self) -> bool:
-        """The reader closes; the writer learns of it later. Whether bytes were thrown away unread."""
+        """Close the reader's side; the writer learns of it later. Return True if bytes were discarded unread."""
         unread = bool(self._flying)
         self._left.tell(self._later())
         self._flying.clear()
@@ -161,14 +158,14 @@ class Pipe:
         return unread
 
     def reset(self, *, by_writer: bool) -> None:
-        """End it with an error: at once for the side that does it, later for the other one."""
+        """Reset the pipe: at once for the side that does it, later for the other side."""
         now, later = trio.current_time(), self._later()
         self._reset_writer.tell(now if by_writer else later)
         self._reset_reader.tell(later if by_writer else now)
         self._changed.notify()
 
     def cut(self) -> None:
-        """From now on nothing arrives, and neither side is told. What had arrived can still be read."""
+        """Let nothing arrive from now on, without telling either side. Bytes that had arrived can still be read."""
         now = trio.current_time()
         self._cut = True
         self._flying = deque((at if at <= now else NEVER, piece) for at, piece in self._flying)
@@ -177,7 +174,7 @@ class Pipe:
         self._changed.notify()
 
     def mend(self) -> None:
-        """Things arrive again, and what was held up as well."""
+        """Let things arrive again, those held up included."""
         self._cut = False
         self._flying = deque((self._arrival() if at == NEVER else at, piece) for at, piece in self._flying)
         for news in (self._end, self._left, self._reset_reader, self._reset_writer):
@@ -185,14 +182,14 @@ class Pipe:
         self._changed.notify()
 
     def forget(self) -> None:
-        """Things arrive again, but nothing of what was held up: the other machine has restarted."""
+        """Let things arrive again, without those held up: the other machine has restarted."""
         self._cut = False
         self._flying.clear()
         self._size = 0
         self._changed.notify()
 
     async def wait(self, at: Callable[[], float]) -> None:
-        """Wait until the time that ``at()`` names has come; always a checkpoint."""
+        """Wait until the time ``at()`` has come; always a checkpoint."""
         await trio.lowlevel.checkpoint()
         while (then := at()) > trio.current_time():
             with trio.CancelScope(deadline=then):
@@ -202,7 +199,7 @@ class Pipe:
         return NEVER if self._cut else trio.current_time() + self._rng.uniform(*self._link.latency)
 
     def _arrival(self) -> float:
-        """When what is sent now arrives: never before what was sent earlier."""
+        """Return the time at which bytes sent now arrive: never before those sent earlier."""
         if self._cut:
             return NEVER
         self._last = max(self._last, self._later())
@@ -218,28 +215,28 @@ _CHUNK = 65536
 
 @final
 @attrs.frozen
-class Fate:
-    """What will go wrong with a connection, after so many bytes in both directions together."""
+class PlannedFault:
+    """A fault of a connection, after this many bytes in both directions together."""
 
     kind: str
-    """``reset``, ``silent`` or nothing."""
+    """``reset``, ``silent``, or empty for none."""
     after: int
 
 
 @final
 class Wire:
-    """Both directions of one connection, and what hits them together."""
+    """Both directions of one connection, and the faults that hit both."""
 
     def __init__(
-        self, link: Link, rng: random.Random, events: Counter[str], fate: Fate, gone: Callable[["Wire"], None]
+        self, link: Link, rng: random.Random, events: Counter[str], fault: PlannedFault, gone: Callable[["Wire"], None]
     ) -> None:
         self.up: Pipe = Pipe(link, rng, events)
         self.down: Pipe = Pipe(link, rng, events)
         self.client_open: bool = True
         self.server_lost: bool = False
-        """The server's machine has no power, or has had none since: it knows nothing of this connection."""
+        """The server's machine has lost its power since the connect: it does not know this connection."""
         self._events = events
-        self._fate = fate
+        self._fault = fault
         self._bytes = 0
         self._gone = gone
         self._ends_open = 2
@@ -247,15 +244,15 @@ class Wire:
         self._unanswered = False
 
     def ends(self) -> tuple["End", "End"]:
-        """The client's end, and the server's."""
+        """Return the client's end and the server's."""
         return End(self, self.up, self.down), End(self, self.down, self.up)
 
     def moved(self, count: int) -> None:
-        """Count bytes, and let happen what was due after so many."""
+        """Count bytes, and apply the planned fault when it is due."""
         before, self._bytes = self._bytes, self._bytes + count
-        if before < self._fate.after <= self._bytes and self._fate.kind:
-            self._events[self._fate.kind] += 1
-            if self._fate.kind == "reset":
+        if before < self._fault.after <= self._bytes and self._fault.kind:
+            self._events[self._fault.kind] += 1
+            if self._fault.kind == "reset":
                 self.reset(self.up)
                 self.reset(self.down)
             else:
@@ -265,27 +262,27 @@ class Wire:
             self._refuse()
 
     def reset(self, outgoing: Pipe) -> None:
-        """Reset by the side that writes to ``outgoing``."""
+        """Reset the connection from the side that writes to ``outgoing``."""
         for pipe in (self.up, self.down):
             pipe.reset(by_writer=pipe is outgoing)
 
     def cut(self) -> None:
-        """Nothing arrives any more, on either side."""
+        """Let nothing arrive any more, on either side."""
         self.up.cut()
         self.down.cut()
 
     def mend(self) -> None:
-        """Things arrive again."""
+        """Let things arrive again."""
         self.up.mend()
         self.down.mend()
 
     def lose_server(self) -> None:
-        """The server's machine loses its power: no end and no reset is sent."""
+        """Take the server's machine off power: no end and no reset is sent."""
         self.server_lost, self._answers = True, False
         self.cut()
 
     def server_restarted(self) -> None:
-        """The machine is back: what the client sends is answered with a reset, also what it had sent meanwhile."""
+        """Bring the machine back: bytes from the client are answered with a reset, those sent meanwhile too."""
         if not self._answers:
             self._answers = True
             self.up.forget()
@@ -298,7 +295,7 @@ class Wire:
             self.reset(self.down)
 
     def end_closed(self, *, client: bool) -> None:
-        """One end was closed; with the second one the wire is gone."""
+        """Note that an end was closed; when both are, the wire is gone."""
         self.client_open = self.client_open and not client
         self._ends_open -= 1
         if not self._ends_open:
@@ -307,7 +304,7 @@ class Wire:
 
 @final
 class End:
-    """One end of a wire; the client's is what its pool takes for a socket (``sglang._http.Connection``)."""
+    """One end of a wire. The client's end stands in for a socket (``_http.Connection``)."""
 
     def __init__(self, wire: Wire, outgoing: Pipe, incoming: Pipe) -> None:
         self._wire = wire
@@ -315,26 +312,26 @@ class End:
         self._in = incoming
         self.closed: bool = False
         self.ended: bool = False
-        """``send_eof`` was called."""
+        """True once ``send_eof`` was called."""
 
     def _require_open(self) -> None:
         if self.closed:
             raise OSError(errno.EBADF, "this end of the connection was closed")
 
     def send_now(self, data: bytes | bytearray | memoryview, /) -> int:
-        """Bytes taken without waiting."""
+        """Send without waiting; return the number of bytes taken."""
         self._require_open()
         count = self._out.put(data)
         self._wire.moved(count)
         return count
 
     def recv_into_now(self, buffer: bytearray | memoryview, /) -> int | None:
-        """Bytes put into ``buffer``; 0 at the end, None if there is nothing yet."""
+        """Receive into ``buffer``; return the number of bytes, 0 at the end, None if there is nothing yet."""
         self._require_open()
         return self._in.take(buffer)
 
     async def wait_readable(self) -> None:
-        """Wait until ``recv_into_now`` has an answer."""
+        """Wait until ``recv_into_now`` would not return None."""
         await self._wait(self._in, self._in.readable_at)
 
     async def wait_writable(self) -> None:
@@ -352,7 +349,7 @@ class End:
         self._out.end()
 
     def close(self) -> None:
-        """Close it. As TCP does it, bytes that were not read make it a reset."""
+        """Close this end. As in TCP, unread bytes turn the close into a reset."""
         if self.closed:
             return
         self.closed = True
@@ -364,7 +361,7 @@ class End:
         self._wire.end_closed(client=client)
 
     def reset(self) -> None:
-        """Close it by a reset: what is on its way is lost."""
+        """Close this end by a reset: bytes in transit are lost."""
         if not self.closed:
             self._wire.reset(self._out)
             self.close()
@@ -372,7 +369,7 @@ class End:
 
 @final
 class _OneAtATime:
-    """Refuses a second task, as Trio's own streams do."""
+    """Refuses a second task, as Trio's streams do."""
 
     def __init__(self, doing: str) -> None:
         self._doing = doing
@@ -389,7 +386,7 @@ class _OneAtATime:
 
 @final
 class SimStream(trio.abc.HalfCloseableStream):
-    """The server's end as a Trio stream. ``reset()`` ends it as a crashed process would."""
+    """The server's end as a Trio stream. ``reset()`` ends it as a crash of the process does."""
 
     def __init__(self, end: End) -> None:
         self._end = end
@@ -427,7 +424,7 @@ class SimStream(trio.abc.HalfCloseableStream):
             except OSError as error:
                 raise trio.BrokenResourceError from error
         if count is None:
-            raise AssertionError("readable, but nothing was there: somebody else reads from this end")
+            raise AssertionError("readable, but nothing was there: another task reads from this end")
         return bytes(buffer[:count])
 
     async def send_eof(self) -> None:
@@ -439,14 +436,14 @@ class SimStream(trio.abc.HalfCloseableStream):
             self._end.send_eof()
 
     async def aclose(self) -> None:
-        """Close it."""
+        """Close the stream."""
         self._end.close()
         await trio.lowlevel.checkpoint()
 
     def close_now(self) -> None:
-        """Close it without a checkpoint."""
+        """Close the stream without a checkpoint."""
         self._end.close()
 
     def reset(self) -> None:
-        """Close it by a reset: the other side gets an error, and loses what is on its way."""
+        """Close the stream by a reset: the other side gets an error and loses the bytes in transit."""
         self._end.reset()

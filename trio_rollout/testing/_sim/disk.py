@@ -1,15 +1,25 @@
-"""A ledger's disk in memory: it logs every operation, fails when told to, and can lose power anywhere.
+"""A ledger's disk in memory, which logs every operation, fails when told to, and can lose power anywhere.
 
-Drives the real storage code: segment files through the same port as the real disk, SQLite through a VFS.
+The simulated disk
 
-SQLite on a simulated disk: the calls of a VFS, turned into the disk's operations.
+The ledger promises that an acknowledged commit survives a power cut (docs/decisions/0008-what-the-ledger-is-made-of.md). A
+``kill -9`` cannot test that: the kernel keeps the page cache of a killed process. So the real storage code runs on this disk,
+which knows what is durable:
 
-A VFS in Python has no shared memory, so the write-ahead log's index lives in the connection: nobody else can open the
-database. All else is as on the real disk.
+- Segment files come through the port that the real disk has (``read``, ``write``, ``sync``, ...). SQLite comes through a VFS: each
+  of its system calls becomes an operation of the same log. Both kinds of file thus share one order of events.
+- Every operation is a value (``Write``, ``Sync``, ``Rename``, ``SyncNames``), logged and then applied to ``SimFiles``. The log can be
+  replayed up to any operation, and there the power cut: for each of these moments ``SimFiles.after_power_cut`` gives the
+  directories that a disk may be left with. What was synced is there; of everything else any subset, in any order, torn.
+- ``fault`` fails an operation with an error; ``deaf`` lets an operation report success without effect. With a sync among them,
+  the disk is one on which the program forgot that sync, and the test of the promise must fail.
+
+The one difference to the real disk: a VFS in Python has no shared memory, so the index of SQLite's write-ahead log lives in
+the connection (``locking_mode = EXCLUSIVE``), and no second connection can open the database.
 """
 
 import errno
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, final
 
 import apsw
@@ -19,11 +29,11 @@ from ...errors import LedgerError
 from .files import Mark, Op, Rename, SimFiles, Sync, SyncNames, Write
 
 Fault = Callable[[int, Op], OSError | None]
-"""Asked before each operation, with its number: the error it ends with, or None."""
+"""A function that is called before each operation with its number, and returns the error to raise, or None."""
 
 
 def disk_full_from(number: int) -> Fault:
-    """No room from this operation on: writes fail half done, everything else goes on."""
+    """Return a fault: the disk is full from this operation on. Writes fail half done, everything else works."""
 
     def fault(index: int, op: Op) -> OSError | None:
         grows = isinstance(op, Write) and op.data is not None
@@ -33,7 +43,7 @@ def disk_full_from(number: int) -> Fault:
 
 
 def failing_at(number: int) -> Fault:
-    """One operation fails, those after it do not."""
+    """Return a fault: this one operation fails."""
 
     def fault(index: int, op: Op) -> OSError | None:
         del op
@@ -45,10 +55,9 @@ def failing_at(number: int) -> Fault:
 @final
 @attrs.define(eq=False, repr=False)
 class SimDisk:
-    """A directory in memory, for ``open_ledger(..., disk=SimDisk())``. Reopen it as often as you like.
+    """A directory in memory, for ``open_ledger(..., disk=SimDisk())``. It may be opened again and again.
 
-    ``log`` holds every operation so far. ``deaf`` are operations that are reported done and forgotten: with a sync among
-    them it is the disk that a program without that sync would see.
+    ``log`` holds every operation so far. Operations for which ``deaf`` returns True are reported done and forgotten.
     """
 
     files: SimFiles = attrs.field(factory=SimFiles)
@@ -60,7 +69,7 @@ class SimDisk:
     _closers: list[Callable[[], None]] = attrs.field(factory=list, init=False)
 
     def do(self, op: Op) -> None:
-        """Log an operation and apply it, unless the fault says otherwise."""
+        """Log an operation and apply it, unless ``fault`` returns an error."""
         index = len(self.log)
         self.log.append(op)
         error = self.fault(index, op) if self.fault is not None else None
@@ -72,49 +81,49 @@ class SimDisk:
             self.files.apply(op)
 
     def mark(self, number: int) -> None:
-        """Note in the log that the scenario came this far."""
+        """Mark in the log how far the scenario has come."""
         self.log.append(Mark(number))
 
     def connect(self) -> apsw.Connection:
-        """A connection to the database on this disk."""
+        """Open a connection to the database on this disk."""
         db, close = connect(self, page_size=self.page_size)
         self._closers.append(close)
         return db
 
     def lock(self) -> None:
-        """Take the disk; raises LedgerError if it is taken."""
+        """Lock the disk; raises LedgerError if it is locked."""
         if self._locked:
             raise LedgerError("the simulated disk is in use: close the ledger that has it open")
         self._locked = True
 
     def unlock(self) -> None:
-        """Let go of the disk."""
+        """Unlock the disk."""
         self._locked = False
         while self._closers:
             self._closers.pop()()
 
     def names(self) -> list[str]:
-        """The files there are."""
+        """Return the names of the files."""
         return self.files.names()
 
     def size(self, name: str) -> int:
-        """Bytes of a file."""
+        """Return the size of a file in bytes."""
         return len(self.files.content(name))
 
     def write(self, name: str, offset: int, parts: Sequence[bytes]) -> None:
-        """Write these one behind the other from an offset on."""
+        """Write these parts, one behind the other, from an offset on."""
         self.do(Write(name, offset, b"".join(parts)))
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """Up to ``length`` bytes from an offset."""
+        """Return up to ``length`` bytes from an offset."""
         return bytes(self.files.content(name)[offset : offset + length])
 
     def truncate(self, name: str, length: int) -> None:
-        """Cut a file."""
+        """Truncate a file."""
         self.do(Write(name, length, None))
 
     def rename(self, name: str, to: str) -> None:
-        """Give a file another name."""
+        """Rename a file."""
         self.do(Rename(name, to))
 
     def delete(self, name: str) -> None:
@@ -130,22 +139,11 @@ class SimDisk:
         self.do(SyncNames())
 
 
-def replay(log: Iterable[Op], *, deaf: Callable[[Op], bool] | None = None) -> "Iterable[tuple[int, SimFiles]]":
-    """The directory before each operation of a log, and after the last one: where the power may fail."""
-    files = SimFiles()
-    index = -1
-    for index, op in enumerate(log):
-        yield index, files
-        if deaf is None or not deaf(op):
-            files.apply(op)
-    yield index + 1, files
-
-
 DATABASE = "ledger.db"
 
 
 class Target(Protocol):
-    """What the VFS needs of a disk."""
+    """The part of a disk that the VFS uses."""
 
     files: SimFiles
 
@@ -163,14 +161,14 @@ def _do(disk: Target, op: Op) -> None:
 
 
 def _excepthook(_self: object, _etype: object, _evalue: object, _traceback: object) -> bool:
-    """An error in the middle of SQLite's own clean-up has nobody to be told to; the disk's state shows it."""
+    """Swallow an error in the middle of SQLite's clean-up: it has no caller, and the disk's state shows it."""
     return True
 
 
 @final
 @attrs.define(eq=False, repr=False)
 class _File:
-    """An open database or log. ``fresh``: its name is not durable yet, and SQLite's own VFS would see to that."""
+    """An open database or log. ``fresh``: its name is not durable yet; SQLite's VFS syncs the directory then."""
 
     disk: Target
     name: str
@@ -255,7 +253,7 @@ class _Vfs(apsw.VFS):
 
 
 def connect(disk: Target, *, page_size: int) -> tuple[apsw.Connection, Callable[[], None]]:
-    """A connection to the disk's database, and what to call when it is closed."""
+    """Open a connection to the disk's database; return it with the function to call when it is closed."""
     vfs = _Vfs(disk)
     try:
         db = apsw.Connection(DATABASE, vfs=vfs.name)

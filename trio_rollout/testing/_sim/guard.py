@@ -1,19 +1,17 @@
-"""What a simulated run may be stopped for. All are AssertionErrors: a test that meets one has failed.
+"""Guards a simulated run: stops one that would not end, checks invariants before each step, and hashes the steps.
 
-The digest of a run: a hash over which task was stepped when, in order.
-
-Ends a simulated run that would not end by itself: deadlock, livelock, too much simulated time, a broken invariant.
+A run is stopped for a deadlock, a livelock, too much simulated time, a step that does not return, or a broken invariant. The
+errors are AssertionErrors: a test that meets one has failed.
 
 Invariants:
-1. The first verdict stays, with the task tree of that moment; whatever happens while the run unwinds does not replace it.
-2. A stopped run ends whatever its tasks do. It is cancelled first, so that it cleans up after itself; then its shields
-   are taken away; then its tasks get an exception they did not ask for; last they are ended without being asked.
 
-A thread that ends a run which Trio itself can no longer end: a step that does not return.
+1. The first verdict stays, with the task tree of that moment; nothing that happens while the run unwinds replaces it.
+2. A stopped run ends, whatever its tasks do. First it is cancelled, so that it can clean up; then its shields are removed;
+   then an exception is thrown into its tasks; at last they are ended by force.
 
-It looks every ``stuck_after`` wall-clock seconds whether steps have been taken since; so a stall is found after one to two
-such times. The stuck thread gets an exception that no ``except Exception`` stops. Only a call into C that never returns
-escapes: then the stack is printed, so that one sees at least which one.
+A step that does not return is beyond Trio: a thread checks every ``stuck_after`` wall-clock seconds that steps have been
+taken, and so finds a stall after one to two such times. It raises in the stuck thread an exception that no ``except
+Exception`` stops. Only a call into C that never returns escapes; then the stack is printed.
 """
 
 import ctypes
@@ -37,7 +35,7 @@ from .scheduler import age
 
 
 class SimStopped(AssertionError):
-    """Root of these errors. The message ends with the task tree of the moment the run was stopped."""
+    """The base of these errors. The message ends with the task tree at the moment of the stop."""
 
 
 class SimDeadlock(SimStopped):
@@ -61,11 +59,11 @@ class SystemTaskLeft(SimStopped):
 
 
 class InvariantBroken(SimStopped):
-    """Something that must hold between any two steps did not."""
+    """An invariant did not hold between two steps."""
 
 
 class InstrumentDropped(SimStopped):
-    """An instrument raised during the run. Trio logs that and goes on without it, so its checks were not made."""
+    """An instrument raised during the run. Trio logs that and drops the instrument, so its checks were not made."""
 
 
 _RECORD = struct.Struct("<qd")
@@ -82,13 +80,13 @@ class StepTrace(trio.abc.Instrument):
         self._named: set[int] = set()
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Take the step into the digest: the task's number within the run, its function at first sight, the time."""
+        """Add the step to the digest: the task's number in the run, its function if it is new, the time."""
         if self._oldest is None:
             self._oldest = age(task)
         number = age(task) - self._oldest
         self.steps += 1
         self._hash.update(_RECORD.pack(number, trio.current_time()))
-        if number not in self._named:  # its name is left out: repr()s in it may hold addresses
+        if number not in self._named:  # its name is left out: it may contain addresses
             self._named.add(number)
             self._hash.update(getattr(task.coro, "__qualname__", "").encode())
 
@@ -101,16 +99,16 @@ class StepTrace(trio.abc.Instrument):
 _UNSHIELD, _THROW, _ABANDON = 1, 2, 4
 """Stages of invariant 2, after the cancellation."""
 _GRACE_STEPS = 5_000
-"""Steps that a stopped run gets for each stage of invariant 2: enough to abort what some hundred rollouts have in flight."""
+"""Steps that a stopped run gets for each stage of invariant 2: enough to abort the requests of some hundred rollouts."""
 
 
 class _Ended(BaseException):
-    """Thrown into tasks of a stopped run that cancellation does not end; seen by nobody but them."""
+    """Thrown into the tasks of a stopped run that cancellation does not end; no one else sees it."""
 
 
 @final
 class RunGuard(trio.abc.Instrument):
-    """Watches one run. ``scope`` surrounds the main function; ``verdict`` says why it was stopped, if it was."""
+    """Watches one run. ``scope`` surrounds the main function; ``verdict`` is the reason for a stop, or None."""
 
     def __init__(self, *, limit: float, max_steps: int, virtual_time: bool, invariants: Invariants | None) -> None:
         self.trace = StepTrace()
@@ -118,7 +116,7 @@ class RunGuard(trio.abc.Instrument):
         self.verdict: SimStopped | None = None
         self.token: trio.lowlevel.TrioToken | None = None
         self.wall_limit = None if virtual_time else limit
-        """Limit in seconds of real time, for runs without virtual time."""
+        """The limit in seconds of real time, for runs without virtual time."""
         self._limit = limit
         self._max_steps = max_steps
         self._virtual_time = virtual_time
@@ -128,12 +126,12 @@ class RunGuard(trio.abc.Instrument):
         self._patience = max_steps
 
     def begin(self) -> None:
-        """Start the simulated time that is limited; called by the main task first."""
+        """Start the limited time; the main task calls this first."""
         self._until = trio.current_time() + self._limit
         self.token = trio.lowlevel.current_trio_token()
 
     def stop(self, verdict: SimStopped) -> None:
-        """Stop the run for this reason, or more forcefully if it is already being stopped. Called in the run's thread."""
+        """Stop the run for this reason; more forcefully if it is already being stopped. Called in the run's thread."""
         if self.verdict is None:
             self.verdict = verdict
             self._patience = self.trace.steps + _GRACE_STEPS
@@ -147,7 +145,7 @@ class RunGuard(trio.abc.Instrument):
                 scheduler.throw_into_parked(task, _Ended())
 
     def before_io_wait(self, timeout: float) -> None:
-        """Look whether anything can still happen."""
+        """Stop the run if nothing can happen any more."""
         if timeout > 0 or not self._virtual_time or not scheduler.is_idle():
             return
         then = scheduler.next_deadline()
@@ -157,7 +155,7 @@ class RunGuard(trio.abc.Instrument):
             self.stop(SimTimeout(f"nothing to do before the limit of {self._limit:g} simulated s\n{task_tree()}"))
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Count; and once the run is being stopped and does not end, force the task that is about to run."""
+        """Check the invariants and the step limit; force the task that is about to run if a stopped run does not end."""
         if self.verdict is not None and self._stage >= _THROW and scheduler.is_user_task(task):
             (scheduler.throw_on_next_step if self._stage < _ABANDON else scheduler.abandon)(task, _Ended())
         if self.verdict is None and (broken := self._invariants.broken()) is not None:
@@ -183,7 +181,7 @@ def _user_tasks() -> Iterator[trio.lowlevel.Task]:
 
 
 def _thread_hint() -> str:
-    """Real threads and sockets do not count as something that may happen: say so where one is waited for."""
+    """Return a hint if a task waits for a real thread or socket, which virtual time does not wait for."""
     for task in _user_tasks():
         for frame, _ in task.iter_await_frames():
             if frame.f_code.co_name in {"to_thread_run_sync", "wait_readable", "wait_writable"}:
@@ -200,7 +198,7 @@ class _Stalled(BaseException):
 
 @contextmanager
 def stall_watch(guard: RunGuard, *, stuck_after: float) -> Generator[None]:
-    """Watch the run of this thread meanwhile; where its limit is one of real time, also stop it after that."""
+    """Watch the run of this thread from another thread; stop it at its limit of real time, if it has one."""
     over = threading.Event()
     engine = threading.get_ident()
 
@@ -226,10 +224,10 @@ def stall_watch(guard: RunGuard, *, stuck_after: float) -> Generator[None]:
 
 
 def _absorb() -> None:
-    """Take an interrupt that came when the step had just ended.
+    """Absorb an interrupt that arrived when the step had just ended.
 
-    Not by PyThreadState_SetAsyncExc(None): in CPython 3.11 that leaves the thread looking for an exception for ever, which
-    makes all that follows slower, and hangs under cProfile.
+    Not by PyThreadState_SetAsyncExc(None): in CPython 3.11 the thread then looks for an exception for ever, which makes
+    everything after it slower, and hangs under cProfile.
     """
     with suppress(_Stalled):
         for _ in range(100):  # a pending exception is raised at the next jump back
@@ -245,7 +243,7 @@ def _soon(act: Callable[[], None], guard: RunGuard) -> None:
 
 
 def _waits(engine: int) -> bool:
-    """Whether the thread is in Trio's own wait for the network, where real time may pass."""
+    """Return True if the thread is in Trio's wait for I/O, where real time may pass."""
     frame = sys._current_frames().get(engine)
     return frame is None or frame.f_code.co_name == "get_events"
 

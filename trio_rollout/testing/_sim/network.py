@@ -1,19 +1,20 @@
 """A network in memory for virtual time: seeded delays, partial writes, and everything that happens to connections.
 
-It is what real sockets are in production: give its ``connect`` to ``open_sglang_servers`` and let each URL be answered by
-something that serves a Trio stream. The pool, the parser and the server stay as they are::
+It replaces real sockets: give its ``connect`` to ``open_sglang_servers``, and let each URL be answered by a function that
+serves a Trio stream. Pool, parser and server are those of production::
 
     async with open_sim_net({"http://a:1": fake.serve}, rng=random.Random(7)) as net:
         async with open_sglang_servers(["http://a:1"], connect=net.connect) as servers:
             net.host("http://a:1").power_off()
 """
 
+import enum
 import errno
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeAlias, final
+from typing import Never, TypeAlias, final
 
 import attrs
 import trio
@@ -21,7 +22,7 @@ import trio
 from ..._http import Address, parse_url
 from ..._util.condition import Condition
 from ..._util.service import open_service_nursery
-from .connection import End, Fate, Link, NetFaults, SimStream, Wire
+from .connection import End, Link, NetFaults, PlannedFault, SimStream, Wire
 
 Handler: TypeAlias = Callable[[trio.abc.Stream], Awaitable[None]]
 """Serves one connection until it ends."""
@@ -30,18 +31,18 @@ Handler: TypeAlias = Callable[[trio.abc.Stream], Awaitable[None]]
 @final
 @attrs.define(eq=False, repr=False)
 class SimHost:
-    """One host: what serves its connections, and the ways in which a machine fails."""
+    """One host: the handler of its connections, and the ways in which a machine fails."""
 
     url: str
     serve: Handler
     _events: Counter[str]
     _restarted: Callable[[], object] | None = None
     up: bool = attrs.field(default=True, init=False)
-    """Somebody listens. A host that is not up refuses connections; one that is cut off does not answer."""
+    """The host listens. A host that is not up refuses connections; one that is cut off does not answer."""
     cut_off: bool = attrs.field(default=False, init=False)
-    """Nothing comes or goes."""
+    """Nothing arrives or leaves."""
     wires: dict[Wire, trio.CancelScope] = attrs.field(factory=dict, init=False)
-    """Its open connections, each with the scope of its handler."""
+    """The open connections, each with the scope of its handler."""
     _mended: Condition = attrs.field(factory=Condition, init=False)
 
     def __repr__(self) -> str:
@@ -49,7 +50,7 @@ class SimHost:
         return f"<SimHost {self.url} {state}, {len(self.wires)} connections>"
 
     def kill(self) -> None:
-        """Kill its process: connections are reset, new ones refused, until ``start``."""
+        """Kill the process: connections are reset, and new ones refused until ``start``."""
         self._events["killed"] += 1
         self.up = False
         for wire, scope in list(self.wires.items()):
@@ -57,7 +58,7 @@ class SimHost:
             scope.cancel()
 
     def power_off(self) -> None:
-        """Take its power: nobody is told anything; connections stay half open, until ``start``."""
+        """Take the machine off power until ``start``: no client is told, and connections stay half open."""
         self._events["power off"] += 1
         self.cut_off = True
         self.up = False
@@ -66,7 +67,7 @@ class SimHost:
             scope.cancel()
 
     def start(self) -> None:
-        """Up again, with no memory of its connections: whoever still sends on one gets a reset."""
+        """Start again without memory of any connection: a client that still sends on one gets a reset."""
         if self._restarted is not None:
             self._restarted()
         self.up = True
@@ -75,7 +76,7 @@ class SimHost:
         self._reconnect()
 
     def partition(self) -> None:
-        """Cut it off; everything goes on in itself, and what is sent is held up until ``mend``."""
+        """Cut the host off: its process runs on, and everything sent is held up until ``mend``."""
         self._events["partition"] += 1
         self.cut_off = True
         for wire in self.wires:
@@ -93,25 +94,25 @@ class SimHost:
         self._mended.notify()
 
     def reset_connections(self) -> None:
-        """Reset every connection, as a balancer that restarts does; the server itself runs on."""
+        """Reset every connection, as a restarting load balancer does; the server runs on."""
         self._events["reset"] += len(self.wires)
         for wire in self.wires:
             wire.reset(wire.up)
             wire.reset(wire.down)
 
     def forget(self, wire: Wire) -> None:
-        """Both ends are closed."""
+        """Forget a connection whose ends are both closed."""
         del self.wires[wire]
 
     async def reachable(self) -> None:
-        """Wait while it is cut off."""
+        """Wait while the host is cut off."""
         await self._mended.wait_until(lambda: not self.cut_off)
 
 
 @final
 @attrs.define(eq=False, repr=False)
 class SimNet:
-    """The network; ``open_sim_net`` makes one. ``faults`` may be replaced at any time, ``events`` counts what happened."""
+    """The network, made by ``open_sim_net``. ``faults`` may be replaced at any time; ``events`` counts what happened."""
 
     _nursery: trio.Nursery
     _rng: random.Random
@@ -125,7 +126,7 @@ class SimNet:
 
     @property
     def connections(self) -> int:
-        """Connections that clients have open. A server may learn later, or never, that its client has closed."""
+        """The number of connections that clients have open. A server may learn of a close later, or never."""
         return sum(wire.client_open for host in self._hosts.values() for wire in host.wires)
 
     @property
@@ -136,20 +137,20 @@ class SimNet:
     def add_host(self, url: str, serve: Handler, *, restarted: Callable[[], object] | None = None) -> SimHost:
         """Let ``serve`` answer the connections to this URL.
 
-        ``restarted`` is called when its process or machine starts anew: let it forget there what memory it had.
+        ``restarted`` is called when the process or machine starts anew: clear the server's memory there.
         """
         host = SimHost(parse_url(url).url, serve, self.events, restarted)
         self._hosts[host.url] = host
         return host
 
     def host(self, url: str) -> SimHost:
-        """The host behind a URL."""
+        """Return the host behind a URL."""
         return self._hosts[parse_url(url).url]
 
     async def connect(self, address: Address) -> End:
-        """Connect, as ``open_sglang_servers(connect=...)`` wants it.
+        """Connect; pass this method as ``open_sglang_servers(connect=...)``.
 
-        Blocks for a delay; for ever if the host is cut off. Cancelled, nothing is open.
+        Blocks for a drawn delay, and while the host is cut off. Cancelled, nothing is open.
 
         Raises:
           OSError: the host is unknown, down, or drawn to refuse.
@@ -160,23 +161,23 @@ class SimNet:
         if host is None:
             raise OSError(errno.EHOSTUNREACH, f"no host {address.url} in this network")
         await host.reachable()
-        fate = self._draw_fate()
-        if fate == "unanswered":
+        fault = self._draw_fault()
+        if fault == "unanswered":
             self.events["unanswered"] += 1
             await trio.sleep_forever()
-        if fate == "refused" or not host.up:
+        if fault == "refused" or not host.up:
             self.events["refused"] += 1
-            raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens there")
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "no server listens there")
         after = self._rng.randint(1, self.faults.within)
-        wire = Wire(self.link, self._rng, self.events, Fate(fate, after), host.forget)
+        wire = Wire(self.link, self._rng, self.events, PlannedFault(fault, after), host.forget)
         scope = trio.CancelScope()
         host.wires[wire] = scope
         ours, theirs = wire.ends()
         self._nursery.start_soon(_serve, host, SimStream(theirs), scope, name=f"connection to {host.url}")
         return ours
 
-    def _draw_fate(self) -> str:
-        """What will go wrong with a new connection: the name of a share of ``faults``, or nothing."""
+    def _draw_fault(self) -> str:
+        """Draw the fault of a new connection: the name of a share of ``faults``, or empty."""
         draw = self._rng.random()
         for kind in ("refused", "unanswered", "reset", "silent"):
             share: float = getattr(self.faults, kind)
@@ -203,9 +204,9 @@ async def open_sim_net(
     faults: NetFaults = NetFaults(),  # noqa: B008  frozen
     events: Counter[str] | None = None,
 ) -> AsyncGenerator[SimNet]:
-    """A network of these hosts, each a function that serves one connection. Leaving cancels what they serve.
+    """Open a network of these hosts, each a function that serves one connection. Leaving cancels all they serve.
 
-    ``events`` is where it counts what it does to connections; by default in a counter of its own.
+    ``events``: the counter of everything that happens to connections; a new one by default.
     """
 
     async with open_service_nursery() as nursery:
@@ -213,3 +214,51 @@ async def open_sim_net(
         for url, handler in (hosts or {}).items():
             net.add_host(url, handler)
         yield net
+
+
+class Trouble(enum.Enum):
+    """An event that disturbs a host."""
+
+    KILL = "kill"
+    """The process dies and is started again."""
+    POWER_OFF = "power off"
+    """The machine loses its power and starts again; its clients learn of that late."""
+    PARTITION = "partition"
+    """The host is cut off, and comes back as it was."""
+    RESET = "reset"
+    """All connections of the host are reset."""
+
+
+async def disturb(
+    net: SimNet,
+    *,
+    rng: random.Random,
+    every: tuple[float, float] = (20.0, 200.0),
+    outage: tuple[float, float] = (1.0, 60.0),
+    kinds: Sequence[Trouble] = tuple(Trouble),
+) -> Never:
+    """Disturb the hosts, one at a time, until cancelled; a host that is then disturbed stays so.
+
+    ``every``: least and longest seconds between two disturbances; ``outage``: least and longest seconds of an outage.
+    """
+    while True:
+        await trio.sleep(rng.uniform(*every))
+        host = rng.choice(net.hosts)
+        await _one(host, rng.choice(kinds), rng.uniform(*outage))
+
+
+async def _one(host: SimHost, kind: Trouble, seconds: float) -> None:
+    match kind:
+        case Trouble.KILL:
+            host.kill()
+        case Trouble.POWER_OFF:
+            host.power_off()
+        case Trouble.PARTITION:
+            host.partition()
+        case Trouble.RESET:
+            host.reset_connections()
+    await trio.sleep(seconds)
+    if kind is Trouble.PARTITION:
+        host.mend()
+    elif kind is not Trouble.RESET:
+        host.start()

@@ -1,6 +1,6 @@
-"""One async function run under a seeded scheduler and a virtual clock: the same seed, the same interleaving.
+"""Runs one async function under a seeded scheduler and a virtual clock: the same seed, the same interleaving.
 
-What depends on the seed alone is repeated exactly, in another process too. So take random numbers from a seeded
+A run that depends on its seed alone is repeated exactly, in another process too. So take random numbers from a seeded
 ``random.Random``, do not iterate over sets, and keep real sockets and threads out.
 """
 
@@ -25,15 +25,15 @@ WEEK = 7 * 86400.0
 @final
 @attrs.frozen(kw_only=True)
 class SimResult(Generic[T]):
-    """What a simulated run returned, and how it went."""
+    """The return value of a simulated run, and figures of the run."""
 
     value: T
     digest: str
-    """A hash over every task step: equal digests mean that the runs were the same, step by step."""
+    """A hash over every task step: runs with equal digests were the same, step by step."""
     steps: int
     """Task steps taken."""
     seconds: float
-    """Time that passed on the run's own clock."""
+    """Seconds that passed on the run's clock."""
 
 
 def sim_run(
@@ -47,10 +47,10 @@ def sim_run(
     invariants: Invariants | None = None,
     instruments: Sequence[trio.abc.Instrument] = (),
 ) -> SimResult[T]:
-    """Run ``async_fn(*args)`` in a Trio run of its own, with the order of its tasks drawn from ``seed``.
+    """Run ``async_fn(*args)`` in a new Trio run, with the order of its tasks drawn from ``seed``.
 
-    To be called from outside Trio, in a plain ``def test_...()``. Time is virtual: as soon as every task waits, it jumps
-    to the next deadline; ``virtual_time=False`` allows real sockets and threads.
+    Call it outside Trio, in a plain ``def test_...()``. Time is virtual: as soon as every task waits, the clock jumps to the
+    next deadline; ``virtual_time=False`` allows real sockets and threads.
 
     Raises:
       SimDeadlock: no task could ever run again (not found without virtual time).
@@ -58,7 +58,7 @@ def sim_run(
       SimStalled: a single step did not end within one to two times ``stuck_after`` seconds of wall-clock time.
       InvariantBroken: one of ``invariants`` did not hold between two steps.
       SystemTaskLeft, InstrumentDropped: a system task still ran at the end; one of ``instruments`` had raised.
-      BaseException: what ``async_fn`` raises comes out as it is, with a note that names the seed.
+      BaseException: an exception of ``async_fn`` comes out as itself, with a note that names the seed.
 
     """
     guard = RunGuard(limit=limit, max_steps=max_steps, virtual_time=virtual_time, invariants=invariants)
@@ -110,7 +110,7 @@ def _require_still_watching(instruments: Sequence[trio.abc.Instrument]) -> None:
         try:
             trio.lowlevel.remove_instrument(instrument)
         except KeyError:
-            raise InstrumentDropped(f"{instrument!r} raised, so Trio dropped it; the log has its error") from None
+            raise InstrumentDropped(f"{instrument!r} raised and was dropped by Trio; the log has its error") from None
 
 
 def _require_no_system_tasks() -> None:

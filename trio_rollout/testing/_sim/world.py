@@ -1,9 +1,7 @@
-"""Blocking calls without threads, which would make a virtual clock run away: made in place, after a virtual delay.
+"""A whole engine with its servers in one seeded run: one seed, one interleaving, the same digest every time.
 
-A whole engine with its servers in one seeded run: one seed, one interleaving, the same digest every time.
-
-The world is what a real run has around the engine, simulated: a network, hosts, threads, a disk, randomness, time. The
-scenario opens what it needs through it and lives in it::
+The world simulates the surroundings of the engine: a network, hosts, threads, a disk, randomness, time. The scenario opens
+what it needs through the world::
 
     async def scenario(world):
         fake = FakeSGLang()
@@ -15,7 +13,7 @@ scenario opens what it needs through it and lives in it::
 
     SimWorld(seed=7).run(scenario)
 
-Many seeds of one world: what failed, under which seed, and what was seen.
+``explore`` runs one scenario under many seeds.
 """
 
 import random
@@ -49,9 +47,10 @@ T = TypeVar("T")
 @final
 @attrs.frozen(kw_only=True)
 class SimIO:
-    """For ``open_ledger(..., io=SimIO())``. Each call takes up to ``longest_s`` seconds, drawn from ``rng``.
+    """Blocking calls without threads, for ``open_ledger(..., io=SimIO())``: a real thread would make a virtual clock run away.
 
-    Like a real call it can be cancelled while it waits for its token, and not once it is made.
+    A call is made in place after up to ``longest_s`` virtual seconds, drawn from ``rng``. Like a real call it can be cancelled
+    while it waits for its token, and not once it has begun.
     """
 
     longest_s: float = 0.005
@@ -70,17 +69,17 @@ Args = TypeVarTuple("Args")
 @final
 @attrs.define(eq=False, repr=False, kw_only=True)
 class SimWorld:
-    """One world for one run. ``rng`` is the scenario's own randomness; each part of the world has another, of the same seed.
+    """One world for one run. ``rng`` is the scenario's randomness; each part of the world has another one of the same seed.
 
-    ``sometimes`` counts the interesting states the run came through, the network's among them. ``invariants`` hold between
-    any two steps; ``open_engine`` adds conservation.
+    ``sometimes`` counts the interesting states of the run, with those of the network. ``invariants`` hold between any two
+    steps; ``open_engine`` adds conservation.
     """
 
     seed: int
     link: Link = attrs.field(factory=Link)
     faults: NetFaults = attrs.field(factory=NetFaults)
     blocking_s: float = 0.005
-    """Longest time of a call that would block a thread, such as a write."""
+    """The longest time of a call that would block a thread, such as a write, in seconds."""
     invariants: Invariants = attrs.field(factory=Invariants)
     seen: Counter[str] = attrs.field(factory=Counter, init=False)
     disk: SimDisk = attrs.field(factory=SimDisk, init=False)
@@ -112,7 +111,7 @@ class SimWorld:
         max_steps: int = 5_000_000,
         instruments: Sequence[trio.abc.Instrument] = (),
     ) -> SimResult[T]:
-        """Run ``scenario(world)``; see ``sim_run`` for what is found and raised. A world runs once."""
+        """Run ``scenario(world)``; raises as ``sim_run`` does. A world runs once."""
         return sim_run(
             self.inside,
             scenario,
@@ -124,9 +123,9 @@ class SimWorld:
         )
 
     async def inside(self, scenario: Callable[["SimWorld"], Awaitable[T]]) -> T:
-        """Run ``scenario(world)`` in a run that is simulated already: inside ``cancel_everywhere`` or ``throw_everywhere``.
+        """Run ``scenario(world)`` in a run that is already simulated, by ``cancel_everywhere`` or ``throw_everywhere``.
 
-        Give such a world ``invariants=arm.invariants``, for those are checked.
+        Give such a world ``invariants=arm.invariants``: only those are checked.
         """
         if self._net is not None:
             raise RuntimeError("a world runs once: its disk and its randomness are used up")
@@ -140,14 +139,14 @@ class SimWorld:
         self.seen[name] += bool(happened)
 
     async def run_sync(self, fn: Callable[[*Args], T], /, *args: *Args) -> T:
-        """What would run in a thread runs here, after a virtual delay. For ``open_sglang_servers(run_sync=...)``."""
+        """Call ``fn`` in place after a virtual delay, instead of in a thread. For ``open_sglang_servers(run_sync=...)``."""
         return await self.io(partial(fn, *args), limiter=trio.CapacityLimiter(1))
 
     @asynccontextmanager
     async def open_servers(
         self, urls: Iterable[str], *, settings: ServerSettings | None = None, **more: Any
     ) -> AsyncGenerator[SGLangServers]:
-        """``open_sglang_servers`` over this world's network."""
+        """Open ``open_sglang_servers`` over this world's network."""
         async with open_sglang_servers(
             list(urls),
             settings=settings or ServerSettings(vocab_size=2**31 - 1),
@@ -160,14 +159,14 @@ class SimWorld:
 
     @asynccontextmanager
     async def open_ledger(self, path: str = "ledger", **more: Any) -> AsyncGenerator[DiskLedger]:
-        """``open_ledger`` on this world's disk; leave it and open it again for a restart."""
+        """Open ``open_ledger`` on this world's disk; leave it and open it again for a restart."""
         async with open_ledger(path, disk=self.disk, io=self.io, **more) as ledger:
             yield ledger
 
     def cut_power(self) -> None:
-        """Take this moment's disk as a power cut leaves it: of what was not synced some survives, torn or in disorder.
+        """Replace the disk by one of those that a power cut may leave: some unsynced writes survive, torn or in disorder.
 
-        What a ledger still writes afterwards is lost: cancel it, then open one again.
+        Later writes of an open ledger are lost: cancel it, then open one again.
         """
         left = self.disk.files.after_power_cut(shuffled(self.rng), names=bool(self.rng.getrandbits(1)))
         self.disk = SimDisk(SimFiles.holding(left))
@@ -183,7 +182,7 @@ class SimWorld:
         settings: EngineSettings | None = None,
         **more: Any,
     ) -> AsyncGenerator[RolloutEngine]:
-        """``open_rollout_engine`` with this world's randomness; conservation is checked before every step."""
+        """Open ``open_rollout_engine`` with this world's randomness; conservation is checked before every step."""
         async with open_rollout_engine(
             source, generate, servers=servers, settings=settings, ports=self.ports, **more
         ) as engine:
@@ -205,11 +204,11 @@ def explore(
     world: Callable[..., SimWorld] = SimWorld,
     **run: Any,
 ) -> Sweep:
-    """Run ``scenario`` in a world of each seed; a seed that fails is a failure of the sweep and never ends it.
+    """Run ``scenario`` in a world of each seed. A seed that fails is a failure of the sweep and does not end it.
 
-    ``world(seed=...)`` makes the world, ``check`` judges what the scenario returned, and ``run`` goes to ``SimWorld.run``.
+    ``world(seed=...)`` makes the world, ``check`` judges the scenario's return value, and ``run`` goes to ``SimWorld.run``.
     ``Sweep.require("reset", ...)`` then insists that nothing failed and that those states were seen. Keep each seed that
-    ever failed as a test of its own: ``SimWorld(seed=...).run(scenario)`` repeats it exactly.
+    failed as a separate test: ``SimWorld(seed=...).run(scenario)`` repeats it exactly.
     """
     started, points = time.perf_counter(), 0
     failures: list[PointFailure] = []

@@ -1,8 +1,8 @@
-"""Cancel a scope before every single task step, one run for each, and check what is left.
+"""Cancel a scope before every task step, in one run for each, and check what is left.
 
-All points are exhaustive for one order of the tasks and one course of events only. So vary ``seed``, and have scenarios
-with slow consumers, full buffers and faults: of three bugs planted in a toy pool one is found with a slow consumer only.
-A point costs 1 to 5 ms, and there are as many points as steps: ``sample`` draws so many of them.
+The points are exhaustive for one order of the tasks and one course of events only. So vary ``seed``, and write scenarios with
+slow consumers, full buffers and faults: of three bugs planted in a toy pool, one is found with a slow consumer only. A
+point costs 1 to 5 ms, and there are as many points as steps: ``sample`` draws that many of them.
 """
 
 import operator
@@ -18,7 +18,7 @@ S = TypeVar("S")
 Scenario: TypeAlias = Callable[[Arm[S]], Awaitable[S]]
 Check: TypeAlias = Callable[[S, Point | None], object]
 
-_LONGEST_BETWEEN = 8  # steps between the two cancellations of CANCEL_TWICE: most clean-ups are over after that many
+_LONGEST_BETWEEN = 8  # steps between the two cancellations of CANCEL_TWICE: most clean-ups take fewer
 
 
 def cancel_everywhere(
@@ -35,15 +35,15 @@ def cancel_everywhere(
 ) -> Sweep:
     """Run ``scenario`` undisturbed, then once for each point at which it could be cancelled; check the end of each run.
 
-    ``scenario(arm)`` calls ``arm(scope)`` with a cancel scope of its own (several by name: ``arm(scope, "turn")``), does
-    the work in it and returns a state, also if that scope was cancelled. ``check(state, point)`` raises, or returns
+    ``scenario(arm)`` calls ``arm(scope)`` with a cancel scope that it has made (several by name: ``arm(scope, "turn")``), does
+    the work in it and returns a state, even if that scope was cancelled. ``check(state, point)`` raises, or returns
     False, if something is lost; ``point`` is None for the undisturbed run, which must succeed. Interrupted by Ctrl-C, the
-    scenario may end by KeyboardInterrupt; the check then gets what ``arm.keep(state)`` was given. ``scopes``: those to
-    cancel, by default all. Whatever is raised at a point is that point's failure. Scenarios with real sockets or threads
-    need ``virtual_time=False``; their step may then be reached or not.
+    scenario may end by KeyboardInterrupt; the check then gets the state that ``arm.keep(state)`` was given. ``scopes``: those
+    to cancel, by default all. An exception at a point is that point's failure. Scenarios with real sockets or threads need
+    ``virtual_time=False``; a step may then be missed.
 
     Raises:
-      BaseException: what the undisturbed run or its check raised.
+      BaseException: the error of the undisturbed run, or of its check.
       ValueError: no scope was armed, or none of those named.
 
     """
@@ -61,7 +61,7 @@ def cancel_everywhere(
 
 
 def _rehearse(sweeper: Sweeper[S], scenario: Scenario[S]) -> dict[str, int]:
-    """The undisturbed run: for how many steps each armed scope lived."""
+    """Make the undisturbed run, and return the number of steps that each armed scope lived."""
     injector = Injector()
     arm: Arm[S] = Arm(injector.arm)
     sweeper.judge(sweeper.once(lambda: scenario(arm), arm, (injector,)), None)
@@ -73,7 +73,7 @@ def _plans(how: Inject, lives: dict[str, int], draw: random.Random) -> Iterator[
         raise ValueError(f"cancel_everywhere only cancels and interrupts, it does not know {how}")
     if how is Inject.CANCEL_TWICE and len(lives) == 1:
         raise ValueError(f"cancel_everywhere: cancelling twice needs two armed scopes, there is only {list(lives)}")
-    if how is Inject.INTERRUPT:  # a signal knows no scopes: the one that lives longest stands for all
+    if how is Inject.INTERRUPT:  # a signal has no scope: the one that lives longest is used
         lives = dict([max(lives.items(), key=operator.itemgetter(1))])
     for name, steps in lives.items():
         others = [other for other in lives if other != name]
@@ -84,7 +84,7 @@ def _plans(how: Inject, lives: dict[str, int], draw: random.Random) -> Iterator[
 
 
 def _try(sweeper: Sweeper[S], scenario: Scenario[S], plan: Plan) -> None:
-    """One run with one injection, and its check."""
+    """Make one run with one injection, and check it."""
     injector = Injector(plan)
     arm: Arm[S] = Arm(injector.arm)
     sweeper.attempt(

@@ -1,4 +1,4 @@
-"""What a sweep found: the points at which something was injected, and those after which a check failed."""
+"""The results of a sweep: the points at which something was injected, and the points after which a check failed."""
 
 import enum
 import traceback
@@ -11,7 +11,7 @@ _MOST_SHOWN = 20
 
 
 class Inject(enum.Enum):
-    """What is done to a run at one point."""
+    """The kinds of injection."""
 
     CANCEL = "cancel"
     """An armed scope is cancelled before the step."""
@@ -22,7 +22,7 @@ class Inject(enum.Enum):
     THROW = "throw"
     """An exception is raised at one await of a user's callback."""
     SEED = "seed"
-    """Nothing but the order of tasks and the world's own randomness: one run of a seed."""
+    """Only the order of tasks and the world's randomness: one run of a seed."""
 
 
 @final
@@ -32,11 +32,11 @@ class Point:
 
     how: Inject
     step: int
-    """Which step (or await) it was, counted from 1 since the scope was armed; for SEED the seed."""
+    """The number of the step (or await), counted from 1 since the scope was armed; for SEED the seed."""
     scope: str = ""
-    """Name of the scope that was cancelled; for CANCEL_TWICE both, with the steps between them."""
+    """The name of the scope that was cancelled; for CANCEL_TWICE both names, with the steps between them."""
     where: str = ""
-    """``task @ function:line``: what was about to run."""
+    """``task @ function:line`` of the code that was about to run."""
     error: BaseException | None = attrs.field(default=None, eq=False)
     """The KeyboardInterrupt that ended the scenario, if one did."""
 
@@ -57,7 +57,7 @@ class PointFailure:
 
     @classmethod
     def of(cls, point: Point, error: BaseException) -> "PointFailure":
-        """Keep the error as text: its frames would keep the whole world of the run alive."""
+        """Make a failure of an error, as text: its frames would keep everything of the run alive."""
         return cls(
             point=point,
             error=f"{type(error).__name__}: {error}",
@@ -71,12 +71,12 @@ class Sweep:
     """The result of a sweep over all points of one scenario."""
 
     points: int
-    """How many runs had something injected."""
+    """The number of runs with an injection."""
     failures: tuple[PointFailure, ...]
     seconds: float
     """Wall-clock seconds that the sweep took."""
     sometimes: Mapping[str, int]
-    """How often, over all runs, the scenario reported each of its interesting states."""
+    """The number of times that the scenario reported each interesting state, over all runs."""
     seed: object
 
     def __str__(self) -> str:

@@ -1,6 +1,7 @@
-"""What both sweeps share: run a scenario once for each point, judge it, and never let one point end the sweep.
+"""The common part of both sweeps: run a scenario once for each point and judge it; no point ends the sweep.
 
-Does one thing to one run: before its k-th task step after a scope was armed, cancels or interrupts.
+``Sweeper`` runs and counts. ``Injector`` is the instrument that cancels or interrupts one run before its k-th task step after a
+scope was armed.
 """
 
 import time
@@ -21,12 +22,12 @@ S = TypeVar("S")
 
 
 class Notes(Generic[S]):
-    """What a scenario can tell the sweep while it runs."""
+    """The notes that a scenario makes for the sweep while it runs."""
 
     def __init__(self) -> None:
         self.seen: dict[str, int] = {}
         self.invariants: Invariants = Invariants()
-        """What holds between any two steps of this run: ``with arm.invariants.hold(check): ...``."""
+        """The invariants of this run: ``with arm.invariants.hold(check): ...``."""
         self._kept: list[S] = []
 
     def sometimes(self, name: str, happened: object = True) -> None:  # ruff: ignore[boolean-default-value-positional-argument]
@@ -34,12 +35,12 @@ class Notes(Generic[S]):
         self.seen[name] = self.seen.get(name, 0) + bool(happened)
 
     def keep(self, state: S) -> S:
-        """Give the check this state even if a KeyboardInterrupt ends the scenario, so that it returns none."""
+        """Keep a state for the check, in case that a KeyboardInterrupt ends the scenario before it returns one."""
         self._kept.append(state)
         return state
 
     def kept(self) -> S:
-        """What was kept last."""
+        """Return the state that was kept last."""
         if not self._kept:
             raise AssertionError("KeyboardInterrupt ended the scenario, which had kept no state (keep(state))")
         return self._kept[-1]
@@ -48,7 +49,7 @@ class Notes(Generic[S]):
 @final
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Sweeper(Generic[S]):
-    """Runs, checks and counts; ``report`` says what came out."""
+    """Runs, checks and counts; ``report`` returns the result."""
 
     check: Callable[[S, Point | None], object]
     seed: object
@@ -63,7 +64,7 @@ class Sweeper(Generic[S]):
     def once(
         self, main: Callable[[], Awaitable[S]], notes: Notes[S], instruments: Sequence[trio.abc.Instrument] = ()
     ) -> S:
-        """One seeded run; what it has seen is counted however it ends."""
+        """Make one seeded run; the states that it has seen count however it ends."""
         try:
             return sim_run(
                 main,
@@ -79,9 +80,9 @@ class Sweeper(Generic[S]):
                 self._sometimes[name] = self._sometimes.get(name, 0) + count
 
     def attempt(self, run: Callable[[], S], point: Callable[[], Point], notes: Notes[S], *, interrupts: bool) -> None:
-        """One run with something injected, and its check; what goes wrong is this point's failure.
+        """Make one run with an injection, and check it; any error is this point's failure.
 
-        With ``interrupts`` the run may end by a KeyboardInterrupt: it was injected.
+        With ``interrupts`` the run may end by the KeyboardInterrupt that was injected.
         """
         self._points += 1
         interrupt: BaseException | None = None
@@ -100,16 +101,16 @@ class Sweeper(Generic[S]):
             self._failures.append(PointFailure.of(attrs.evolve(point(), error=interrupt), error))
 
     def judge(self, state: S, point: Point | None) -> None:
-        """Check a run's end. ``check`` raises or returns False where something is wrong."""
+        """Check the end of a run. ``check`` raises or returns False if something is wrong."""
         if self.check(state, point) is False:
             raise AssertionError("the check returned False")
 
     def _require_reached(self, point: Point) -> None:
         if self.virtual_time and not point.where:
-            raise AssertionError("the run never came to this point: it depends on something else than the seed")
+            raise AssertionError("the run never reached this point: it depends on more than the seed")
 
     def report(self) -> Sweep:
-        """All that was found."""
+        """Return the result of the sweep."""
         return Sweep(
             points=self._points,
             failures=tuple(self._failures),
@@ -127,7 +128,7 @@ def _is_interrupt(error: BaseException) -> bool:
 @final
 @attrs.define(eq=False)
 class Armed:
-    """One armed scope: when it was armed, and (once it is over) for how many steps it lived."""
+    """One armed scope: the step at which it was armed, and once it is over, the number of steps that it lived."""
 
     scope: trio.CancelScope
     since: int
@@ -137,7 +138,7 @@ class Armed:
 @final
 @attrs.frozen(kw_only=True)
 class Plan:
-    """What to do: ``how``, before the ``step``-th step of scope ``name``; ``then``: cancel another scope, steps later."""
+    """One injection: ``how``, before the ``step``-th step of scope ``name``; ``then``: cancel another scope, steps later."""
 
     how: Inject
     name: str
@@ -146,20 +147,20 @@ class Plan:
 
     @property
     def label(self) -> str:
-        """The scopes concerned, for the report."""
+        """The scopes, for the report."""
         return self.name if self.then is None else f"{self.name}, {self.then[1]} steps later {self.then[0]}"
 
 
 @final
 class Arm(Notes[S]):
-    """What a scenario gets: it arms the scopes that are to be cancelled and reports what it has seen."""
+    """The scenario's argument: it arms the scopes that are to be cancelled, and takes notes."""
 
     def __init__(self, arm: Callable[[trio.CancelScope, str], None]) -> None:
         super().__init__()
         self._arm = arm
 
     def __call__(self, scope: trio.CancelScope, name: str = "scope") -> None:
-        """Arm ``scope``: each run cancels it before another one of the steps that follow.
+        """Arm ``scope``: each run cancels it before another one of the following steps.
 
         A name that is used again in the same run is numbered: ``name``, ``name#2``, ...
         """
@@ -168,7 +169,7 @@ class Arm(Notes[S]):
 
 @final
 class Injector(trio.abc.Instrument):
-    """Counts the steps since each scope was armed and carries out one plan; without a plan it only counts."""
+    """Counts the steps since each scope was armed, and carries out one plan, if there is one."""
 
     def __init__(self, plan: Plan | None = None) -> None:
         self.armed: dict[str, Armed] = {}
@@ -183,14 +184,14 @@ class Injector(trio.abc.Instrument):
         self.armed[name if not used else f"{name}#{used + 1}"] = Armed(scope, self._steps)
 
     def lives(self) -> dict[str, int]:
-        """For how many steps each armed scope lived, after the run."""
+        """Return the number of steps that each armed scope lived; called after the run."""
         return {
             name: self._steps - armed.since if armed.steps is None else armed.steps
             for name, armed in self.armed.items()
         }
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Count, and inject if this is the step."""
+        """Count the step, and inject if it is the planned one."""
         if not self.armed:
             return
         self._steps += 1

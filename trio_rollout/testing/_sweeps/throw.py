@@ -1,8 +1,8 @@
-"""Raise in a user's callback at every one of its awaits, one run for each, and check what became of it.
+"""Raise in a user's callback at each of its awaits, in one run for each, and check that the error was handled.
 
-The exception comes when the callback starts, and at each await in place of what was waited for, also while the callback is
-being cancelled. With ``exc=KeyboardInterrupt`` it is Ctrl-C while the user's code runs: the scenario may then end by it, and
-the check gets what ``faults.keep(state)`` was given.
+The exception is raised when the callback starts, and at each await in place of its result, also while the callback is being
+cancelled. With ``exc=KeyboardInterrupt`` it is Ctrl-C while the user's code runs: the scenario may then end by it, and the
+check gets the state that ``faults.keep(state)`` was given.
 """
 
 import functools
@@ -25,7 +25,7 @@ Raises: TypeAlias = Callable[[str], BaseException]
 
 @final
 class Faults(Notes[S]):
-    """What a scenario gets: ``faults(fn)`` is the user's function with the fault in it."""
+    """The scenario's argument: ``faults(fn)`` is the user's function with the fault in it."""
 
     def __init__(self, make: Raises, *, at: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Faults(Notes[S]):
         self._at = at
 
     def __call__(self, async_fn: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-        """``async_fn`` as before, except that the fault may be raised when it starts and at each of its awaits."""
+        """Return ``async_fn`` with the fault: it may be raised when it starts, and at each of its awaits."""
         name = getattr(async_fn, "__name__", type(async_fn).__name__)
 
         @functools.wraps(async_fn, updated=())
@@ -48,7 +48,7 @@ class Faults(Notes[S]):
         return faulty
 
     def step(self, where: str) -> None:
-        """Count one await, and raise if it is the one."""
+        """Count one await, and raise if it is the planned one."""
         self.awaits += 1
         if self.awaits == self._at:
             self.where = where
@@ -60,7 +60,7 @@ async def _as_coroutine(awaitable: Awaitable[T]) -> T:
 
 
 def _line(coro: Coroutine[Any, Any, Any]) -> str:
-    """Where the callback stands: its innermost frame that is neither Trio's nor this file's."""
+    """Return the callback's position: its innermost frame that is neither Trio's nor this file's."""
     inner: Any = coro
     label = "its start"
     while inner is not None:
@@ -75,7 +75,7 @@ def _line(coro: Coroutine[Any, Any, Any]) -> str:
 def _driven(
     coro: Coroutine[Any, Any, T], before_resume: Callable[[Coroutine[Any, Any, T]], None]
 ) -> Generator[Any, Any, T]:
-    """Run ``coro`` by hand, so that something may be raised in it in place of what it waited for."""
+    """Run ``coro`` by hand, so that an exception can replace the result of an await."""
     resume: Callable[[Any], Any] = coro.send
     value: Any = None
     while True:
@@ -87,7 +87,7 @@ def _driven(
         try:
             resume, value = coro.send, (yield trap)
             before_resume(coro)
-        except BaseException as error:  # ruff: ignore[blind-except]  # noqa: ASYNC103 - whatever it is, it is the callback's
+        except BaseException as error:  # ruff: ignore[blind-except]  # noqa: ASYNC103 - every exception is the callback's
             resume, value = coro.throw, error
 
 
@@ -104,13 +104,13 @@ def throw_everywhere(
 ) -> Sweep:
     """Run ``scenario`` undisturbed, then once for each await of its user callbacks with an exception raised there.
 
-    ``scenario(faults)`` hands ``faults(fn)`` to the code under test wherever it would hand the user's ``fn``, and returns
-    a state. ``check(state, point)`` raises, or returns False, if the exception was lost: it must have become a recorded failure or another
-    try. ``exc`` is the exception's class, or makes it from a message. Whatever is raised at a point, by the scenario or
-    by the check, is that point's failure.
+    ``scenario(faults)`` passes ``faults(fn)`` to the code under test in place of the user's ``fn``, and returns a state.
+    ``check(state, point)`` raises, or returns False, if the exception was lost: it must have become a recorded failure or
+    another try. ``exc`` is the exception's class, or makes the exception from a message. An exception at a point, of the
+    scenario or of the check, is that point's failure.
 
     Raises:
-      BaseException: what the undisturbed run or its check raised.
+      BaseException: the error of the undisturbed run, or of its check.
 
     """
     sweeper = Sweeper(check=check, seed=seed, limit=limit, max_steps=max_steps, virtual_time=virtual_time)

@@ -1,4 +1,4 @@
-"""Damaged answers: what FakeSGLang sends in place of the answer that a fault is about, and what it does to the connection."""
+"""Damaged answers: the shapes in which FakeSGLang sends an answer with a fault, and how its connection ends."""
 
 import enum
 import gzip
@@ -17,7 +17,7 @@ from .plan import Fault
 
 
 async def reset(stream: trio.abc.Stream) -> None:
-    """End the connection with a reset where the stream knows one; elsewhere it is just closed."""
+    """Reset the connection, or close it if the stream knows no reset."""
     if isinstance(stream, SimStream):
         stream.reset()
     if isinstance(stream, trio.SocketStream):
@@ -26,16 +26,16 @@ async def reset(stream: trio.abc.Stream) -> None:
 
 
 class _End(enum.Enum):
-    """What becomes of the connection after an answer."""
+    """The end of a connection after an answer."""
 
     KEEP = enum.auto()
-    """It carries the next request."""
+    """The connection carries the next request."""
     CLOSE = enum.auto()
-    """It is closed."""
+    """The connection is closed."""
     RESET = enum.auto()
-    """It is reset."""
+    """The connection is reset."""
     HANG = enum.auto()
-    """Nothing more comes, and it stays open."""
+    """The connection stays open, and nothing more is sent."""
 
 
 @attrs.frozen
@@ -45,7 +45,7 @@ class _Answer:
     body: bytes
 
     def whole(self, *, body: bytes | None = None, **more: str) -> bytes:
-        """Head and body, with the body's length announced; ``body`` is sent in place of the announced one."""
+        """Return head and body with the body's length announced; ``body`` replaces the announced body."""
         extra = {name.replace("_", "-"): value for name, value in more.items()}
         whole = whole_answer(self.status, self.body, [*self.headers.items(), *extra.items()])
         return whole if body is None else whole[: len(whole) - len(self.body)] + body
@@ -56,14 +56,14 @@ class _Answer:
         return self.whole(body=self.body[: len(self.body) // 2])
 
     def chunked(self, *, ended: bool) -> bytes:
-        """The answer in chunks of seven bytes, with extensions and a trailer, or without its end."""
+        """Return the answer in chunks of seven bytes, with extensions and a trailer, or without its end."""
         pieces = [self.body[start : start + 7] for start in range(0, len(self.body), 7)]
         chunks = b"".join(b"%x;note=odd\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
         head = answer_head(self.status, [*self.headers.items(), ("transfer-encoding", "chunked")])
         return head + chunks + (b"0\r\nx-trailer: 1\r\n\r\n" if ended else b"")
 
     def packed(self) -> bytes:
-        """The answer with a compressed body."""
+        """Return the answer with a compressed body."""
         return attrs.evolve(self, body=gzip.compress(self.body)).whole(content_encoding="gzip")
 
 
@@ -97,7 +97,7 @@ async def send_answer(
     headers: Mapping[str, str] | None = None,
     drip_s: float = 0.0,
 ) -> None:
-    """Send an answer, damaged as the fault says, and do to the connection what the fault says."""
+    """Send an answer, damaged by the fault, and end the connection if the fault does."""
     answer = _Answer(status, {"content-type": "application/json", **(headers or {})}, body)
     if fault is Fault.DRIP:
         for byte in answer.whole():
