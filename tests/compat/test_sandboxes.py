@@ -10,7 +10,8 @@ import trio
 from trio_rollout import Cause, EngineSettings, IterableSource, Retry, open_rollout_engine
 from trio_rollout.errors import ToolError
 from trio_rollout.testing import FakeServers, Say, prompts
-from trio_rollout.tools import SandboxSettings, SandboxSpec, open_sandbox
+from trio_rollout.tools import SandboxSettings, SandboxSpec
+from trio_rollout.tools._sandboxes.sandbox import open_sandbox
 from trio_rollout_compat import open_bridge
 from trio_rollout_compat.sandboxes import open_slime_sandboxes
 

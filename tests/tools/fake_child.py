@@ -102,9 +102,9 @@ class FakeChild:
             self.exit(signal_number=9)
         return True
 
-    async def release(self, *, spare=False):
+    async def release(self, *, keep_running=False):
         if not self.released:
-            if not spare:
+            if not keep_running:
                 self.signal_group(signal.SIGKILL)
             await self.wait_exited()
             self.released = True

@@ -3,7 +3,7 @@
 import attrs
 import trio
 
-from trio_rollout.tools import Continue, FunctionOutput, Source, Tool, ToolCall, ToolName, ToolRuntime, TurnCancellation
+from trio_rollout.tools import Continue, FunctionOutput, Tool, ToolCall, ToolName, ToolRuntime, TurnCancellation
 
 
 @attrs.define(eq=False)
@@ -65,11 +65,11 @@ class Record:
         self.gates = gates or Gates()
         self.events = []
 
-    async def on_tool_start(self, event):
+    async def on_tool_start(self, _call):
         self.events.append("start")
         await self.gates.pass_("start")
 
-    async def on_tool_finish(self, _event, outcome):
+    async def on_tool_finish(self, _call, outcome):
         self.events.append(outcome)
         await self.gates.pass_("finish")
 
@@ -114,6 +114,6 @@ class Play:
     def events(self):
         return self.record.events
 
-    async def call(self, name="play", call_id="1", payload=None, source=Source.DIRECT):
+    async def call(self, name="play", call_id="1", payload=None):
         call = ToolCall(call_id=call_id, name=ToolName(name), payload={} if payload is None else payload)
-        return await self.runtime.call(call, turn=self.turn, source=source)
+        return await self.runtime.call(call, turn=self.turn)

@@ -8,7 +8,7 @@ import trio
 from trio_rollout._core.settings import Deadlines
 from trio_rollout._util.ports import Ports
 from trio_rollout.tools import ExecLimits, RolloutTools, open_rollout_tools
-from trio_rollout.tools._commands.cleanup import WrapUp
+from trio_rollout.tools._cleanup import CleanupBudget
 
 from .fake_child import FakeBackend
 
@@ -39,7 +39,7 @@ async def test_a_commands_time_is_cut_to_what_remains_of_the_rollout(autojump_cl
     began = trio.current_time()
     with trio.move_on_after(5) as rollout:
         tools = RolloutTools(
-            backend, Deadlines(tool=300), rollout.deadline, ExecLimits(), 10.0, lambda: None, Ports(), WrapUp()
+            backend, Deadlines(tool=300), rollout.deadline, ExecLimits(), 10.0, lambda: None, Ports(), CleanupBudget()
         )
         async with trio.open_nursery() as nursery:
 

@@ -10,7 +10,8 @@ import time
 import pytest
 import trio
 
-from trio_rollout.tools import ExecLimits, Leftovers, SupervisorLost, open_rollout_tools, run_captured
+from trio_rollout import Leftovers
+from trio_rollout.tools import ExecLimits, SupervisorLost, open_rollout_tools, run_captured
 
 # Forks until 200 tokens are used up; every other process leaves the group and the session. It can't grow beyond that.
 TREE = """

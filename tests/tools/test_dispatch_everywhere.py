@@ -6,14 +6,13 @@ import trio
 
 from trio_rollout.testing import Inject, cancel_everywhere, sim_run
 from trio_rollout.tools import (
-    Aborted,
     AbortedOutput,
-    Completed,
     FunctionOutput,
     RespondToModel,
     Tool,
     ToolCall,
     ToolName,
+    ToolOutcome,
     ToolRuntime,
     TurnCancellation,
 )
@@ -51,12 +50,12 @@ class World:
     runtime: ToolRuntime | None = None
     cancelled: bool = False
 
-    async def on_tool_start(self, event):
-        self.starts.append(event.call.call_id)
+    async def on_tool_start(self, call):
+        self.starts.append(call.call_id)
         await trio.sleep(0.5)
 
-    async def on_tool_finish(self, event, outcome):
-        self.finishes.append((event.call.call_id, outcome))
+    async def on_tool_finish(self, call, outcome):
+        self.finishes.append((call.call_id, outcome))
         await trio.sleep(0.5)
 
     def require_one_outcome_each(self):
@@ -67,8 +66,8 @@ class World:
         outcomes = dict(self.finishes)
         for call_id, result in self.results.items():
             assert result.outcome == outcomes.get(call_id)
-            assert isinstance(result.output, AbortedOutput) == (result.outcome == Aborted())
-            if isinstance(result.outcome, Completed):
+            assert isinstance(result.output, AbortedOutput) == (result.outcome == ToolOutcome.ABORTED)
+            if result.outcome is ToolOutcome.COMPLETED:
                 assert result.output.model_text().startswith("done by")
         if not self.cancelled:
             assert set(self.results) == {str(n) for n in range(len(NAMES))}

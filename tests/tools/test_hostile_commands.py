@@ -11,16 +11,9 @@ from contextlib import suppress
 import pytest
 import trio
 
+from trio_rollout import Leftovers
 from trio_rollout.errors import ToolError
-from trio_rollout.tools import (
-    ExecLimits,
-    Leftovers,
-    LocalSandboxes,
-    SpawnError,
-    StopKind,
-    SupervisorLost,
-    open_rollout_tools,
-)
+from trio_rollout.tools import ExecLimits, LocalSandboxes, SpawnError, StopKind, SupervisorLost, open_rollout_tools
 from trio_rollout.tools._supervisor.supervisor_main import fork_keeper
 
 KEEPER = "$PPID"

@@ -8,7 +8,8 @@ import trio.testing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trio_rollout.tools import AllowedHosts, open_proxy_policy
+from trio_rollout.tools import open_proxy_policy
+from trio_rollout.tools._network.policy import AllowedHosts
 from trio_rollout.tools._network.proxy import Target
 
 # Names that the list allows and that can't be asked for: IDNA and the resolver refuse them, each in its own way.

@@ -236,8 +236,6 @@ async def test_a_silent_command_is_no_progress(processes):
 class Service:
     """Sandboxes far away, in virtual time; what it is told to hang in never comes back."""
 
-    spawn = None
-
     def __init__(self, hangs):
         self.counts = SandboxCounts()
         self.asked = []

@@ -4,24 +4,22 @@ import json
 import math
 
 import pytest
-import trio
 
 from trio_rollout.tools import (
     ExecCommandTool,
     ExecLimits,
     LocalSandboxes,
-    PauseState,
     ShellTool,
     ToolCall,
     ToolName,
     TurnCancellation,
     WriteStdinTool,
-    open_exec_sessions,
     open_rollout_tools,
-    open_sandbox,
     run_captured,
 )
 from trio_rollout.tools._commands.expiration import Expiration
+from trio_rollout.tools._exec.sessions import open_exec_sessions
+from trio_rollout.tools._sandboxes.sandbox import open_sandbox
 
 from .fake_child import FakeBackend
 
@@ -29,8 +27,7 @@ from .fake_child import FakeBackend
 @pytest.fixture
 async def ask():
     """Ask a tool as a model does: its arguments are JSON, as Python reads it."""
-    pause = PauseState()
-    async with open_rollout_tools() as tools, tools.open_sessions(pause=pause) as sessions:
+    async with open_rollout_tools() as tools, tools.open_sessions() as sessions:
         runtime = tools.runtime([ShellTool(tools.run_captured), ExecCommandTool(sessions), WriteStdinTool(sessions)])
 
         async def ask(name, arguments):
@@ -38,8 +35,6 @@ async def ask():
             return (await runtime.call(call, turn=TurnCancellation())).output.model_text()
 
         yield ask
-        with pause.hold():
-            assert pause.paused, "nothing that was asked has broken the pause"
 
 
 @pytest.mark.parametrize(
@@ -92,16 +87,6 @@ async def test_nan_is_no_timeout_of_a_command_or_a_sandbox(processes, tmp_path):
     async with open_sandbox(LocalSandboxes(tmp_path / "boxes")) as sandbox:
         with pytest.raises(ValueError, match="seconds: got nan"):
             await sandbox.exec(["true"], timeout=math.nan)
-
-
-async def test_a_deadline_that_a_scope_refuses_leaves_nothing_in_the_pause(autojump_clock):
-    pause = PauseState()
-    with pytest.raises(ValueError, match="NaN"), pause.until(math.nan):
-        pytest.fail("the block must not be entered")
-    with pause.until(trio.current_time() + 1):
-        await trio.sleep_forever()
-    with pause.hold():
-        assert pause.paused
 
 
 def test_infinity_and_negative_numbers_keep_their_meaning():

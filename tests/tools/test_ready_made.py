@@ -8,18 +8,18 @@ import trio
 from trio_rollout.errors import ToolError
 from trio_rollout.tools import (
     AbortedOutput,
-    Completed,
     ExecCommandTool,
     ExecLimits,
     ShellTool,
     SpawnError,
     ToolCall,
     ToolName,
+    ToolOutcome,
     TurnCancellation,
     WriteStdinTool,
-    open_exec_sessions,
     open_rollout_tools,
 )
+from trio_rollout.tools._exec.sessions import open_exec_sessions
 
 from .fake_child import FakeBackend
 from .stage_play import PlayHooks
@@ -64,7 +64,7 @@ async def test_a_failing_command_and_one_over_its_limit_are_answers(desk):
     failing = await desk.call("shell", cmd="exit 3")
     slow = await desk.call("shell", argv=["sleep", "60"], timeout_ms=100)
 
-    assert (failing.output.success, failing.outcome) == (False, Completed(success=False))
+    assert (failing.output.success, failing.outcome) == (False, ToolOutcome.UNSUCCESSFUL)
     assert "Exit code: 124\nOutput:\ncommand timed out after" in slow.output.model_text()
 
 

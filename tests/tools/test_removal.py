@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from trio_rollout.tools import LocalSandboxes, SandboxCounts, SandboxSettings, open_sandbox
-from trio_rollout.tools._sandboxes.files import read_beneath, remove_tree, write_beneath
+from trio_rollout.tools import LocalSandboxes, SandboxCounts, SandboxSettings
+from trio_rollout.tools._sandboxes.safe_files import read_inside, remove_tree, write_inside
+from trio_rollout.tools._sandboxes.sandbox import open_sandbox
 
 DEEP = "import os\nfor _ in range({}):\n  os.mkdir('directory'); os.chdir('directory'); open('f', 'w').close()"
 
@@ -199,10 +200,10 @@ def test_a_deep_path_costs_no_descriptors(room, processes):
     nest(room, 1100, "a")
     deep = "a/" * 1100 + "f"
     before = processes.descriptors()
-    write_beneath(str(room), deep, b"x")
-    assert (read_beneath(str(room), deep, 10), processes.descriptors()) == (b"x", before)
+    write_inside(str(room), deep, b"x")
+    assert (read_inside(str(room), deep, 10), processes.descriptors()) == (b"x", before)
     with pytest.raises(OSError, match="File name too long"):
-        write_beneath(str(room), "b/" * 3000 + "f", b"x")
+        write_inside(str(room), "b/" * 3000 + "f", b"x")
 
 
 @pytest.mark.parametrize("cwd", ["..", "../../x", "a/../..", "/.."])

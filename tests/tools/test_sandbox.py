@@ -21,9 +21,8 @@ from trio_rollout.tools import (
     ToolRuntime,
     TurnCancellation,
     open_rollout_tools,
-    open_sandbox,
 )
-from trio_rollout.tools._sandboxes.sandbox import lifetime
+from trio_rollout.tools._sandboxes.sandbox import lifetime, open_sandbox
 
 SETTINGS = SandboxSettings(create=10, destroy=5, backoff=0.1)
 
@@ -54,7 +53,6 @@ class RemoteService:
         self.destroy_errors = []
         self.exec_errors = []
         self.executed = []
-        self.spawn = None
 
     async def create(self, spec):
         made = trio.Event()
@@ -342,7 +340,7 @@ async def test_it_is_removed_also_where_permissions_were_taken_away(provider):
 
 async def test_a_root_that_is_open_to_others_is_refused(tmp_path):
     tmp_path.chmod(0o777)
-    with pytest.raises(ToolError, match="nobody else may enter"):
+    with pytest.raises(ToolError, match="no other user can enter"):
         async with open_sandbox(LocalSandboxes(tmp_path), settings=SETTINGS):
             pass
     tmp_path.chmod(0o700)
@@ -363,12 +361,13 @@ async def test_a_sweep_removes_what_died_with_its_host_and_nothing_else(provider
 
 HOST = """
 import contextlib, sys, trio
-from trio_rollout.tools import LocalSandboxes, open_sandbox
+from trio_rollout.tools import LocalSandboxes, open_rollout_tools
 
 async def main():
     async with contextlib.AsyncExitStack() as stack:
+        tools = await stack.enter_async_context(open_rollout_tools())
         for _ in range(3):
-            sandbox = await stack.enter_async_context(open_sandbox(LocalSandboxes(sys.argv[1]), label="run1"))
+            sandbox = await stack.enter_async_context(tools.open_sandbox(LocalSandboxes(sys.argv[1]), label="run1"))
             await sandbox.start(["sh", "-c", "setsid sleep 600 & exec sleep 600"])
         print("ready", flush=True)
         await trio.sleep_forever()

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_rollout.tools import ExecLimits
-from trio_rollout.tools._commands.captured import HeadTailBuffer
-from trio_rollout.tools._exec.host import SessionStore, victim
-from trio_rollout.tools._exec.report import Utf8Splitter
-from trio_rollout.tools._exec.sessions import exec_yield, poll_yield, write_yield
+from trio_rollout.tools._commands.output import HeadTailBuffer
+from trio_rollout.tools._exec.sessions import exec_yield, poll_yield
+from trio_rollout.tools._exec.store import SessionStore, evicted
 from trio_rollout.tools._exec.values import ExecOutput, middle_truncated
 
 
@@ -48,18 +47,9 @@ SMALL = ExecLimits(max_processes=4, protected=2)
     ],
 )
 def test_who_is_evicted(entries, expected):
-    chosen = victim(entries, SMALL)
+    chosen = evicted(entries, SMALL)
 
     assert (None if chosen is None else chosen.process_id) == expected
-
-
-def test_deterministic_ids_count_up_and_come_back():
-    store = SessionStore(random.Random(0).randrange, deterministic=True)
-    ids = [store.reserve() for _ in range(3)]
-    store.give_back(1002)
-
-    assert ids == [1000, 1001, 1002]
-    assert store.reserve() == 1002
 
 
 def test_random_ids_are_in_range_and_differ():
@@ -71,7 +61,7 @@ def test_random_ids_are_in_range_and_differ():
 
 
 def test_an_id_that_names_another_session_now_is_not_freed_by_the_old_one():
-    store = SessionStore(random.Random(0).randrange, deterministic=True)
+    store = SessionStore(lambda first, _end: first)
     old, new = Stored(store.reserve(), 0.0), Stored(1000, 1.0)
     store.insert(old)
     store.release(old)
@@ -83,17 +73,17 @@ def test_an_id_that_names_another_session_now_is_not_freed_by_the_old_one():
     assert (store.holds(old), store.holds(new)) == (False, True)
 
 
-@pytest.mark.parametrize(("asked", "start", "write", "poll"), [
-    (0.0, 0.25, 0.25, 5.0),
-    (0.25, 0.25, 0.25, 5.0),
-    (10.0, 10.0, 10.0, 10.0),
-    (60.0, 30.0, 30.0, 60.0),
-    (1e9, 30.0, 30.0, 300.0),
+@pytest.mark.parametrize(("asked", "start", "poll"), [
+    (0.0, 0.25, 5.0),
+    (0.25, 0.25, 5.0),
+    (10.0, 10.0, 10.0),
+    (60.0, 30.0, 60.0),
+    (1e9, 30.0, 300.0),
 ])  # fmt: skip
-def test_how_long_calls_wait(asked, start, write, poll):
+def test_how_long_calls_wait(asked, start, poll):
     limits = ExecLimits()
 
-    assert (exec_yield(limits, asked), write_yield(limits, asked), poll_yield(limits, asked)) == (start, write, poll)
+    assert (exec_yield(limits, asked), poll_yield(limits, asked)) == (start, poll)
 
 
 def fill(limit, *chunks):
@@ -129,36 +119,6 @@ def test_however_it_is_chunked_and_drained_the_result_is_that_of_one_stream(limi
 
     assert (gathered.rendered(), gathered.omitted, len(gathered)) == (whole.rendered(), whole.omitted, len(whole))
     assert (len(pending), pending.total) == (0, 0)
-
-
-@given(st.text(), st.integers(4, 9), st.lists(st.integers(1, 7), min_size=1))
-def test_pieces_of_text_are_text_and_nothing_is_lost(text, limit, sizes):
-    splitter, pieces, data = Utf8Splitter(limit), [], text.encode()
-    while data:
-        for size in sizes:
-            pieces += splitter.feed(data[:size])
-            data = data[size:]
-
-    assert splitter.flush() == b""
-    assert "".join(piece.decode() for piece in pieces) == text
-    assert all(0 < len(piece) <= limit for piece in pieces)
-
-
-@given(st.lists(st.binary(max_size=20)), st.integers(4, 9))
-def test_bytes_that_are_no_text_come_through_unchanged(chunks, limit):
-    splitter = Utf8Splitter(limit)
-    pieces = [piece for chunk in chunks for piece in splitter.feed(chunk)]
-
-    assert b"".join([*pieces, splitter.flush()]) == b"".join(chunks)
-
-
-def test_an_incomplete_code_point_waits_for_its_rest_or_the_end():
-    splitter = Utf8Splitter(8)
-
-    assert list(splitter.feed(b"a\xc3")) == [b"a"]
-    assert list(splitter.feed(b"\xa4")) == ["ä".encode()]
-    assert list(splitter.feed(b"\xe2\x82")) == []
-    assert splitter.flush() == b"\xe2\x82"
 
 
 def test_the_response_text_has_its_lines_in_order():

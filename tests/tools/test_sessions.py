@@ -1,5 +1,6 @@
-"""Exec sessions by script, in virtual time: store, yields, pauses, denials, races. No process is involved."""
+"""Exec sessions by script, in virtual time: store, yields, denials, races. No process is involved."""
 
+import itertools
 import signal
 from contextlib import asynccontextmanager
 
@@ -7,55 +8,57 @@ import attrs
 import pytest
 import trio
 
+from trio_rollout import Leftovers
 from trio_rollout.errors import ToolError
-from trio_rollout.tools import ExecLimits, OnTurnCancel, SpawnError
-from trio_rollout.tools._exec.pause import PauseState
-from trio_rollout.tools._exec.sessions import open_exec_sessions
-from trio_rollout.tools._exec.values import (
-    CommandBegin,
-    CommandEnd,
-    CreateProcessError,
+from trio_rollout.tools import (
+    ExecLimits,
     ExecSessionsClosed,
-    OutputDelta,
+    NetworkGrant,
     ProcessFailed,
+    SpawnError,
     StdinClosed,
-    TerminalInteraction,
     UnknownProcessId,
-    WriteToStdinError,
 )
-from trio_rollout.tools._network.policy import FALLBACK_MESSAGE, DenialHandle
+from trio_rollout.tools._exec.sessions import open_exec_sessions
+from trio_rollout.tools._network.policy import FALLBACK_MESSAGE
 
 from .fake_child import FakeBackend
 
-KEEP = ExecLimits(on_turn_cancel=OnTurnCancel.KEEP)
+KEEP = ExecLimits(on_turn_cancel=Leftovers.KEEP)
 
 
 @attrs.define(eq=False)
 class Stage:
-    """Sessions over scripted children, and what their listener was told."""
+    """Sessions over scripted children, with the lowest free id for each; their ends; a policy that grants what is prepared."""
 
     backend: FakeBackend = attrs.field(factory=FakeBackend)
-    pause: PauseState = attrs.field(factory=PauseState)
-    events: list = attrs.field(factory=list)
+    ends: list = attrs.field(factory=list)
+    prepared: list = attrs.field(factory=list)
     sessions: object = None
 
     @asynccontextmanager
     async def open(self, **options):
         options.setdefault("limits", KEEP)
-        async with open_exec_sessions(
-            self.backend.spawn,
-            pause=self.pause,
-            listeners=(self.events.append,),
-            deterministic_ids=True,
-            **options,
-        ) as self.sessions:
+        options.setdefault("on_end", self.ends.append)
+        network = self if self.prepared else None
+        async with open_exec_sessions(self.backend.spawn, network=network, **options) as self.sessions:
+            store = self.sessions._owner.store
+            store._draw = lambda first, _: next(n for n in itertools.count(first) if n not in store._reserved)
             yield self.sessions
 
-    def kinds(self):
-        return [type(event).__name__ for event in self.events if not isinstance(event, OutputDelta)]
+    def grant(self):
+        return self.prepared.pop()
+
+    def prepare(self, **options):
+        """The grant of the next session, of sessions that are opened later."""
+        self.prepared.append(NetworkGrant(**options))
+        return self.prepared[-1]
+
+    def reserved(self):
+        return self.sessions._owner.store._reserved
 
     def end(self):
-        (end,) = [event for event in self.events if isinstance(event, CommandEnd)]
+        (end,) = self.ends
         return end
 
     async def start(self, *, yield_time=0.25, **options):
@@ -109,11 +112,11 @@ async def test_a_start_that_fails_frees_its_id(autojump_clock, stage):
     stage.backend.error = SpawnError("no such program", errno=2)
     async with stage.open() as sessions:
         for _ in range(2):
-            with pytest.raises(CreateProcessError, match="Failed to create unified exec process: no such program"):
+            with pytest.raises(SpawnError, match="Failed to create unified exec process: no such program"):
                 await sessions.exec_command(["nope"], call_id="c")
-        assert sessions.reserve_id_nowait() == 1000
+        assert stage.reserved() == set()
 
-    assert stage.events == []
+    assert stage.ends == []
 
 
 async def test_cancelled_before_it_is_stored_the_process_dies_and_its_id_is_free(autojump_clock, stage):
@@ -121,7 +124,7 @@ async def test_cancelled_before_it_is_stored_the_process_dies_and_its_id_is_free
         with trio.move_on_after(0.1):  # within the early exit's time
             await sessions.exec_command(["play"], call_id="c")
         child = await stage.backend.child()
-        assert (child.released, sessions.reserve_id_nowait()) == (True, 1000)
+        assert (child.released, stage.reserved()) == (True, set())
 
 
 async def test_cancelled_while_it_is_started_nothing_is_left(autojump_clock, stage):
@@ -129,7 +132,7 @@ async def test_cancelled_while_it_is_started_nothing_is_left(autojump_clock, sta
     async with stage.open() as sessions:
         with trio.move_on_after(0.1):
             await sessions.exec_command(["play"], call_id="c")
-        assert (stage.backend.children, sessions.reserve_id_nowait()) == ([], 1000)
+        assert (stage.backend.children, stage.reserved()) == ([], set())
 
 
 async def test_cancelled_after_it_is_stored_it_is_kept_if_so_wished(autojump_clock, stage):
@@ -172,63 +175,6 @@ async def test_cancelled_after_it_is_stored_it_dies_inside_rollouts(autojump_clo
         with trio.move_on_after(2):
             await sessions.poll(1000)
         assert (await stage.backend.child(1)).released
-
-
-async def test_a_pause_stops_the_yield_deadline(autojump_clock, stage):
-    """``unified_exec_pause_blocks_yield_timeout``"""
-    async with stage.open() as sessions, trio.open_nursery() as nursery:
-
-        @nursery.start_soon
-        async def pause():
-            child = await stage.backend.child()
-            await trio.sleep(0.3)
-            with stage.pause.hold():
-                await trio.sleep(1)
-                child.say(b"done")
-                child.exit(0)
-                await trio.sleep(1)
-
-        began = trio.current_time()
-        output = await sessions.exec_command(["play"], call_id="c", yield_time=0.25)
-
-    assert (output.exit_code, output.output) == (0, b"done")
-    assert trio.current_time() - began >= 2.3, "not even an exit ends a paused collection"
-
-
-async def test_a_pause_stretches_the_wait_for_the_end_of_output(autojump_clock, stage):
-    async with stage.open() as sessions, trio.open_nursery() as nursery:
-        process_id = await stage.start()
-
-        @nursery.start_soon
-        async def exit_and_pause():
-            child = await stage.backend.child()
-            child.exit(0, close=False)
-            await trio.sleep(0.04)
-            with stage.pause.hold():
-                await trio.sleep(5)
-            await trio.sleep(0.005)
-            child.say(b"late")
-            child.hang_up()
-
-        output = await sessions.poll(process_id)
-
-    assert (output.exit_code, output.output) == (0, b"late")
-
-
-async def test_pauses_are_counted(autojump_clock):
-    pause = PauseState()
-    began = trio.current_time()
-    with pause.until(1.0 + pause.now()), pause.hold():
-        await trio.sleep(5)
-        with pause.hold():
-            await trio.sleep(5)
-        assert pause.paused
-        await trio.sleep(5)
-    with pause.until(pause.now() + 1):
-        await trio.sleep_forever()
-
-    assert trio.current_time() - began == pytest.approx(16, abs=0.1)
-    assert not pause.paused
 
 
 async def test_output_that_a_grandchild_holds_open_is_awaited_for_50_ms(autojump_clock, stage):
@@ -294,7 +240,7 @@ async def test_a_write_to_a_terminal_that_broke_is_an_error_unless_the_process_e
         process_id = await stage.start(tty=True)
         child = await stage.backend.child()
         child.stdin.broken = True
-        with pytest.raises(WriteToStdinError, match="failed to write to stdin"):
+        with pytest.raises(StdinClosed, match="failed to write to stdin"):
             await sessions.write_stdin(process_id, "x")
         child.exit(5)
         assert (await sessions.write_stdin(process_id, "x")).exit_code == 5
@@ -305,7 +251,7 @@ async def test_a_terminal_that_takes_nothing_is_given_up(autojump_clock, stage):
         process_id = await stage.start(tty=True)
         (await stage.backend.child()).stdin.full = True
         began = trio.current_time()
-        with pytest.raises(WriteToStdinError):
+        with pytest.raises(StdinClosed):
             await sessions.write_stdin(process_id, "x", yield_time=1)
 
     assert trio.current_time() - began < 2
@@ -381,7 +327,7 @@ async def test_terminated_while_it_is_polled_the_poll_sees_an_exit(autojump_cloc
 
 
 async def test_the_first_denial_ends_the_session_and_its_message_stays(autojump_clock, stage):
-    denial = DenialHandle()
+    denial = stage.prepare()
     async with stage.open() as sessions, trio.open_nursery() as nursery:
 
         @nursery.start_soon
@@ -392,7 +338,7 @@ async def test_the_first_denial_ends_the_session_and_its_message_stays(autojump_
             denial.deny("and neither is this")
 
         with pytest.raises(ProcessFailed, match=r"Unified exec process failed: evil\.example is not allowed"):
-            await sessions.exec_command(["play"], call_id="c", denial=denial)
+            await sessions.exec_command(["play"], call_id="c")
         assert sessions.statistics().stored == 0
 
     end = stage.end()
@@ -404,7 +350,7 @@ async def test_the_first_denial_ends_the_session_and_its_message_stays(autojump_
 async def test_a_denial_just_after_the_exit_still_counts(autojump_clock, stage, after, counts):
     """``late_network_denial_grace_observes_cancellation_after_exit``, for the first response and for a poll."""
     for polled in (False, True):
-        denial, number = DenialHandle(), len(stage.backend.children)
+        denial, number = stage.prepare(), len(stage.backend.children)
         async with stage.open() as sessions, trio.open_nursery() as nursery:
 
             @nursery.start_soon
@@ -418,9 +364,9 @@ async def test_a_denial_just_after_the_exit_still_counts(autojump_clock, stage, 
             output = None
             try:
                 if polled:
-                    output = await sessions.poll(await stage.start(denial=denial))
+                    output = await sessions.poll(await stage.start())
                 else:
-                    output = await sessions.exec_command(["play"], call_id="c", denial=denial)
+                    output = await sessions.exec_command(["play"], call_id="c")
             except ProcessFailed as error:
                 assert FALLBACK_MESSAGE in str(error)  # ruff: ignore[pytest-assert-in-except]
 
@@ -431,7 +377,7 @@ async def test_a_denial_just_after_the_exit_still_counts(autojump_clock, stage, 
 async def test_a_denial_of_what_exits_at_once_is_told_by_the_call(autojump_clock, stage):
     """``failed_initial_end_for_unstored_process_uses_fallback_output``"""
     finished = []
-    denial = DenialHandle(on_finish=lambda: finished.append(True))
+    denial = stage.prepare(on_finish=lambda: finished.append(True))
     async with stage.open() as sessions, trio.open_nursery() as nursery:
 
         @nursery.start_soon
@@ -440,7 +386,7 @@ async def test_a_denial_of_what_exits_at_once_is_told_by_the_call(autojump_clock
             denial.deny()
 
         with pytest.raises(ProcessFailed):
-            await sessions.exec_command(["play"], call_id="c", denial=denial)
+            await sessions.exec_command(["play"], call_id="c")
 
     assert stage.end().aggregated == FALLBACK_MESSAGE.encode()
     assert finished == [True]
@@ -448,13 +394,13 @@ async def test_a_denial_of_what_exits_at_once_is_told_by_the_call(autojump_clock
 
 async def test_the_end_of_a_stored_session_is_told_after_the_denials_grace(autojump_clock, stage):
     """``exit_watcher_waits_for_late_network_denial_before_classifying_end``"""
-    denial = DenialHandle()
+    denial = stage.prepare()
     async with stage.open():
-        await stage.start(denial=denial)
+        await stage.start()
         (await stage.backend.child()).exit(0)
         began = trio.current_time()
         await trio.sleep(0.01)
-        assert stage.kinds() == ["CommandBegin"]
+        assert stage.ends == []
         denial.deny("no")
         await trio.sleep(0.05)
         assert stage.end().failure == "no"
@@ -465,21 +411,19 @@ async def test_the_end_of_a_stored_session_is_told_after_the_denials_grace(autoj
 async def test_the_end_waits_for_the_output_or_100_ms(autojump_clock, stage, closes, after):
     """``streaming_output_finishes_on_close_without_waiting_for_grace``, ``…keeps_grace_as_fallback_without_close``"""
     told = []
-    async with open_exec_sessions(
-        stage.backend.spawn, listeners=(lambda event: told.append((type(event), trio.current_time())),), limits=KEEP
-    ) as stage.sessions:
+    async with stage.open(on_end=lambda _: told.append(trio.current_time())):
         await stage.start()
         began = trio.current_time()
         (await stage.backend.child()).exit(0, close=closes)
         await trio.sleep(1)
 
-    (at,) = [time for kind, time in told if kind is CommandEnd]
+    (at,) = told
     assert at - began == pytest.approx(after, abs=0.02)
 
 
-async def test_one_beginning_and_one_end_on_every_path(autojump_clock, stage):
-    denial = DenialHandle()
-    denial.deny()
+async def test_one_end_on_every_path(autojump_clock, stage):
+    refusal = NetworkGrant()
+    refusal.deny()
 
     async def early(sessions):
         async with trio.open_nursery() as nursery:
@@ -503,7 +447,7 @@ async def test_one_beginning_and_one_end_on_every_path(autojump_clock, stage):
 
     async def denied(sessions):
         with pytest.raises(ProcessFailed):
-            await sessions.exec_command(["play"], call_id="c", denial=denial)
+            await sessions.exec_command(["play"], call_id="c")
 
     async def cancelled(sessions):
         with trio.move_on_after(0.05):
@@ -513,23 +457,11 @@ async def test_one_beginning_and_one_end_on_every_path(autojump_clock, stage):
         await sessions.exec_to_completion(["play"], call_id="c", timeout=1)
 
     for path in (early, unpolled, polled, terminated, denied, cancelled, one_shot):
-        stage.events.clear()
+        stage.ends.clear()
+        stage.prepared = [refusal] if path is denied else []
         async with stage.open() as sessions:
             await path(sessions)
-        assert [kind for kind in stage.kinds() if kind != "TerminalInteraction"] == ["CommandBegin", "CommandEnd"], path
-
-
-async def test_interactions_are_told_when_something_was_written_or_it_still_runs(autojump_clock, stage):
-    async with stage.open() as sessions:
-        process_id = await stage.start(tty=True)
-        await sessions.write_stdin(process_id, "ls\n")
-        await sessions.poll(process_id)
-        (await stage.backend.child()).exit(0)
-        await sessions.poll(process_id)
-
-    texts = [event.text for event in stage.events if isinstance(event, TerminalInteraction)]
-    assert texts == ["ls\n", ""]
-    assert isinstance(stage.events[0], CommandBegin)
+        assert len(stage.ends) == 1, path
 
 
 async def test_a_full_store_evicts_the_least_recently_used_and_kills_it(autojump_clock, stage):
@@ -650,23 +582,14 @@ async def test_one_shot_mode_never_leaves_an_id(autojump_clock, stage):
         with trio.move_on_after(5):
             await sessions.exec_to_completion(["play"], call_id="c", timeout=60)
         assert stage.backend.children[1].released
-        assert (sessions.statistics().stored, sessions.reserve_id_nowait()) == (0, 1000)
-
-
-async def test_one_shot_mode_is_not_stretched_by_a_pause(autojump_clock, stage):
-    async with stage.open() as sessions:
-        began = trio.current_time()
-        with stage.pause.hold():
-            await sessions.exec_to_completion(["play"], call_id="c", timeout=2)
-
-    assert trio.current_time() - began == pytest.approx(2.15, abs=0.1)
+        assert (sessions.statistics().stored, stage.reserved()) == (0, set())
 
 
 async def test_a_listener_that_fails_changes_nothing(autojump_clock, stage, caplog):
-    def fail(_event):
+    def fail(_end):
         raise OSError("full")
 
-    async with open_exec_sessions(stage.backend.spawn, listeners=(fail,), limits=KEEP) as stage.sessions:
+    async with stage.open(on_end=fail):
         assert await stage.start()
 
     assert "a listener of exec sessions failed" in caplog.text

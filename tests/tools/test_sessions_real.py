@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from trio_rollout.tools import ExecLimits, OnTurnCancel
+from trio_rollout import Leftovers
+from trio_rollout.tools import ExecLimits, SpawnError, StdinClosed, UnknownProcessId
 from trio_rollout.tools._exec.sessions import open_exec_sessions
-from trio_rollout.tools._exec.values import CreateProcessError, StdinClosed, UnknownProcessId
 
 # Shorter waits than a model gets, so that a poll is a quick look.
 QUICK = {"min_yield": 0.01, "min_poll": 0.01, "early_exit": 0.15, "post_write": 0.01}
@@ -88,7 +88,7 @@ async def test_sessions_keep_their_state_and_are_isolated(sessions):
 
 
 async def test_cancelled_before_it_is_stored_the_process_is_dead(processes):
-    async with quick(early_exit=30, on_turn_cancel=OnTurnCancel.KEEP) as sessions, trio.open_nursery() as nursery:
+    async with quick(early_exit=30, on_turn_cancel=Leftovers.KEEP) as sessions, trio.open_nursery() as nursery:
         with trio.CancelScope() as scope:
 
             @nursery.start_soon
@@ -106,7 +106,7 @@ async def test_cancelled_before_it_is_stored_the_process_is_dead(processes):
 
 async def test_cancelled_after_it_is_stored_it_can_be_kept_and_dies_with_the_block(processes):
     """``unified_exec_interrupt_preserves_long_running_session``"""
-    async with quick(on_turn_cancel=OnTurnCancel.KEEP) as sessions:
+    async with quick(on_turn_cancel=Leftovers.KEEP) as sessions:
         process_id, said = await start(sessions, sh("echo $$ ready; exec sleep 600"))
         with trio.move_on_after(0.1):
             await sessions.poll(process_id, yield_time=30)
@@ -331,7 +331,7 @@ async def test_one_shot_mode_is_124_at_its_deadline_and_dead_when_cancelled(sess
 
 
 async def test_a_missing_program_is_an_error_that_leaves_nothing(sessions):
-    with pytest.raises(CreateProcessError, match="No such file") as caught:
+    with pytest.raises(SpawnError, match="No such file") as caught:
         await sessions.exec_command(["nosuchprogram"], call_id="c")
 
     assert caught.value.command_is_wrong

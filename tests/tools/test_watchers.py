@@ -3,16 +3,8 @@
 import pytest
 import trio
 
-from trio_rollout.tools import (
-    Completed,
-    DenialHandle,
-    ExecLimits,
-    LocalSandboxes,
-    NetworkGrant,
-    ProcessFailed,
-    open_exec_sessions,
-    open_rollout_tools,
-)
+from trio_rollout.tools import ExecLimits, LocalSandboxes, NetworkGrant, ProcessFailed, ToolOutcome, open_rollout_tools
+from trio_rollout.tools._exec.sessions import open_exec_sessions
 
 from .fake_child import FakeBackend
 from .stage_play import Play
@@ -47,11 +39,9 @@ async def test_so_does_one_in_a_sandbox(told):
 
 async def test_and_a_session(told):
     tools, calls, provider = told
-    events = []
-    async with tools.open_sessions(listeners=[events.append]) as sessions:
+    async with tools.open_sessions() as sessions:
         await sessions.exec_command(TALK, call_id="c")
-    deltas = [event for event in events if hasattr(event, "chunk")]
-    assert (len(deltas), len(calls) > 4) == (2, True)
+    assert len(calls) > 4
 
     calls.clear()
     async with tools.open_sandbox(provider) as sandbox:
@@ -67,7 +57,7 @@ async def test_an_on_timing_that_fails_changes_no_result(autojump_clock, caplog)
     play.runtime._on_timing = fail
     result = await play.call()
 
-    assert (result.output.model_text(), result.outcome) == ("ok", Completed(success=True))
+    assert (result.output.model_text(), result.outcome) == ("ok", ToolOutcome.COMPLETED)
     assert "on_timing failed for tool" in caplog.text
 
 
@@ -77,8 +67,8 @@ async def test_a_policy_that_fails_to_forget_a_session_changes_no_result(autojum
 
     class Policy:
         def grant(self):
-            self.denial = DenialHandle(on_finish=fail)
-            return NetworkGrant(env={}, denial=self.denial)
+            self.granted = NetworkGrant(on_finish=fail)
+            return self.granted
 
     backend, policy = FakeBackend(), Policy()
     async with open_exec_sessions(backend.spawn, network=policy) as sessions, trio.open_nursery() as nursery:
@@ -86,7 +76,7 @@ async def test_a_policy_that_fails_to_forget_a_session_changes_no_result(autojum
         @nursery.start_soon
         async def deny():
             await backend.child(0)
-            policy.denial.deny("no")
+            policy.granted.deny("no")
 
         with pytest.raises(ProcessFailed, match="no"):
             await sessions.exec_command(["x"], call_id="c")

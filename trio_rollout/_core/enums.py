@@ -69,9 +69,9 @@ class PauseMode(enum.Enum):
 
 
 class Leftovers(enum.Enum):
-    """What becomes of processes that a finished command leaves running."""
+    """The treatment of processes that a finished command, or a cancelled call of an exec session, leaves running."""
 
     KILL = "kill"
-    """They are killed with its process group once it has exited and its output is drained."""
+    """They are killed: a command's with its process group once its output is drained, a session's with the call."""
     KEEP = "keep"
     """They are handed to the rollout's scope and die with that."""

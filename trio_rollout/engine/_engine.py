@@ -22,7 +22,7 @@ from .._util.service import open_service
 from ..abc import Gateway, Generate, GroupFilter, GroupReward, InferenceServers, Instrument, Ledger, Reward, Source
 from ..errors import EndOfData, EngineClosed
 from ..observe import task_tree
-from ..tools import new_rollout_tools
+from ..tools._rollout_tools import new_rollout_tools
 from ._context import RolloutContext
 from ._delivery import Batch, Delivery
 from ._evaluation import Evaluation, evaluation_context

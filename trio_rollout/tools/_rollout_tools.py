@@ -1,7 +1,7 @@
-"""The tools of one rollout: everything that is started here dies with the block, however far it flees.
+"""The tools of one rollout: every process that is started here dies with the block, also one that left its group.
 
-Owns the supervisor of the rollout's commands. Times nest: what a tool gets is what ``Deadlines.tool`` allows and what
-remains of the rollout's own time, less a margin in which its result still counts.
+``RolloutTools`` owns the supervisor of the rollout's commands. Times nest: a tool gets the time that ``Deadlines.tool`` allows,
+and at most the rollout's remaining time, less a margin in which its result still counts.
 """
 
 import math
@@ -16,16 +16,14 @@ import trio
 from .._core.enums import Leftovers
 from .._core.settings import Deadlines
 from .._util.ports import Ports
-from ._commands.capture import CapturePlan, CapturePolicy, OnChunk, capture, checked
-from ._commands.captured import Captured
-from ._commands.cleanup import WrapUp
+from ._cleanup import CleanupBudget
+from ._commands.capture import Captured, CapturePlan, OnChunk, capture
 from ._commands.command import Argv, Command
 from ._commands.expiration import Expiration, as_events, as_seconds
 from ._dispatch.dispatch import OnTiming, ToolRuntime
-from ._dispatch.tool import Hooks, LifecycleListener, Tool, ToolRegistry, as_registry
-from ._exec.pause import PauseState
+from ._dispatch.tool import Hooks, LifecycleListener, Tool
 from ._exec.sessions import ExecSessions, open_exec_sessions
-from ._exec.values import SessionListener
+from ._exec.values import ExecSessionEnd
 from ._limits import DEFAULT_LIMITS, ExecLimits
 from ._network.policy import NetworkPolicy
 from ._sandboxes.local import LocalSandboxes
@@ -33,27 +31,27 @@ from ._sandboxes.provider import SandboxProvider, SandboxSettings
 from ._sandboxes.sandbox import Sandbox, open_sandbox
 from ._supervisor.supervisor import Supervisor, end_supervisor
 
-# What a tool leaves of the rollout's time, so that its result can still become a turn: a tenth, but no more than this.
+# A tool leaves a tenth of the rollout's time, but no more than this, so that its result can still become a turn.
 _MARGIN_S = 1.0
 _DEADLINES = Deadlines()
 
 
 def tool_limit(asked: float | None, allowed: float | None) -> float | None:
-    """Seconds that a tool may take: what its caller asks, else what the settings allow (None or <= 0: any)."""
+    """Return the seconds that a tool may take: its caller's, else those of the settings (None or <= 0: no limit)."""
     if asked is not None:
         return as_seconds(asked)
     return allowed if allowed is not None and allowed > 0 else None
 
 
 def latest_end(now: float, deadline: float) -> float:
-    """When a tool that is started now must have ended: before the rollout's deadline by the margin."""
+    """Return the time at which a tool that is started now must have ended: the rollout's deadline less the margin."""
     return deadline - min(_MARGIN_S, max(0.0, deadline - now) / 10)
 
 
 @final
 @attrs.define(eq=False, repr=False)
 class RolloutTools:
-    """What ``rollout.tools`` is. Made by ``open_rollout_tools``."""
+    """The tools of one rollout: ``rollout.tools``. Made by ``open_rollout_tools`` outside an engine."""
 
     _supervisor: Supervisor
     _deadlines: Deadlines
@@ -62,22 +60,22 @@ class RolloutTools:
     _teardown: float
     _on_output: Callable[[], None]
     _ports: Ports
-    _wrap_up: WrapUp
+    _cleanup: CleanupBudget
 
     async def aclose(self) -> None:
-        """Kill and reap everything that was started here: what leaving the scope of these tools does.
+        """Kill and reap every process that was started here, as leaving ``open_rollout_tools`` does.
 
-        Blocks until that is done, shielded, as ``open_rollout_tools`` says. No command can be started afterwards.
+        Blocks until that is done, shielded. No command can be started afterwards.
         """
-        await end_supervisor(self._supervisor, self._teardown, self._wrap_up)
+        await end_supervisor(self._supervisor, self._teardown, self._cleanup)
 
     @property
     def _limits(self) -> ExecLimits:
-        """The limits that were given, with the teardown that the rollout has time for: made when a tool is used, not before."""
+        """The given limits, with the teardown that the rollout has time for. Made when a tool is used, not before."""
         return attrs.evolve(self._given, teardown=self._teardown)
 
     def budget(self, asked: float | None = None) -> float | None:
-        """Seconds that a tool started now may take; None without any limit."""
+        """Return the seconds that a tool started now may take; None without a limit."""
         now = trio.current_time()
         limit = tool_limit(asked, self._deadlines.tool)
         least = min(math.inf if limit is None else limit, max(0.0, latest_end(now, self._deadline) - now))
@@ -92,33 +90,28 @@ class RolloutTools:
         timeout: float | None = None,  # noqa: ASYNC109  expiry is a result here, unlike a cancelled scope
         cancel: trio.Event | Sequence[trio.Event] = (),
         leftovers: Leftovers = Leftovers.KILL,
-        policy: CapturePolicy = CapturePolicy.SHELL,
         on_chunk: OnChunk | None = None,
-        check: bool = False,
     ) -> Captured:
         """Run a command to its end: ``trio_rollout.tools.run_captured``, bound to this rollout.
 
-        ``timeout`` None is ``Deadlines.tool``; either is cut to what remains of the rollout. Nothing that comes from the
-        command survives it, ``setsid`` or not; with ``Leftovers.KEEP`` it survives until the rollout ends.
+        ``timeout`` None is ``Deadlines.tool``; either is cut to the rollout's remaining time. No process that comes from the
+        command survives it, also after ``setsid``; with ``Leftovers.KEEP`` such processes survive until the rollout ends.
 
         Raises:
-          SpawnError: it could not be started. ``command_is_wrong`` tells a bad command from a host in trouble.
-          SupervisorLost: what contains the rollout's commands has died.
+          SpawnError: the command could not be started. ``command_is_wrong`` is True for a wrong command, else the host failed.
+          SupervisorLost: the supervisor of the rollout's commands has died.
           ValueError: argv is empty.
-          CommandTimeout, CommandSignalled: with ``check``.
         """
         plan = CapturePlan(
             expiration=self._expiration(timeout, as_events(cancel)),
-            policy=policy,
             leftovers=leftovers,
             limits=self._limits,
             on_chunk=on_chunk,
             on_output=self._on_output,
         )
-        command = Command(argv=argv, cwd=cwd, env=env)
-        result = await capture(self._supervisor.spawn, command, plan)
-        self._on_output()  # a command that says nothing has got somewhere all the same
-        return checked(result, command) if check else result
+        result = await capture(self._supervisor.spawn, Command(argv=argv, cwd=cwd, env=env), plan)
+        self._on_output()  # the end of a silent command is progress, too
+        return result
 
     def _expiration(self, asked: float | None, cancels: tuple[trio.Event, ...]) -> Expiration:
         until = latest_end(trio.current_time(), self._deadline)
@@ -128,21 +121,21 @@ class RolloutTools:
         self,
         *,
         network: NetworkPolicy | None = None,
-        pause: PauseState | None = None,
-        listeners: Sequence[SessionListener] = (),
+        on_end: Callable[[ExecSessionEnd], None] = lambda _end: None,
         drain_timeout: float = 5.0,
     ) -> AbstractAsyncContextManager[ExecSessions]:
-        """Exec sessions inside this rollout: ``async with rollout.tools.open_sessions() as sessions``.
+        """Own exec sessions inside this rollout: ``async with rollout.tools.open_sessions() as sessions``.
 
-        A session dies with the call that is cancelled, unless the limits say otherwise, and with the block in any case.
+        A session dies with a call that is cancelled, unless the limits say otherwise, and with the block in any case. Each
+        session gets what ``network`` grants. ``on_end`` is called at each session's end; it must not block. Leaving blocks:
+        calls under way in other tasks get ``drain_timeout`` seconds, then every process is killed and reaped.
         """
         return open_exec_sessions(
             self._supervisor.spawn,
             limits=self._limits,
             network=network,
-            pause=pause,
-            listeners=tuple(listeners),
             on_output=self._on_output,
+            on_end=on_end,
             ports=self._ports,
             drain_timeout=drain_timeout,
         )
@@ -155,9 +148,16 @@ class RolloutTools:
         env: Mapping[str, str] | None = None,
         settings: SandboxSettings | None = None,
     ) -> AbstractAsyncContextManager[Sandbox]:
-        """A sandbox for this rollout: a local one, unless there is a provider of others.
+        """Have a sandbox for this rollout for the length of a block: a local one, unless ``provider`` makes others.
 
-        Times nest as for commands: its lifetime and each command's limit follow from what remains of the rollout.
+        Times nest as for commands: the sandbox's lifetime and each command's limit follow from the rollout's remaining time.
+        ``label`` is the run's, for ``provider.sweep``. Entering blocks for the creation, at most ``settings.create``; cancelled
+        meanwhile, it waits until it is known if there is a sandbox to destroy. Leaving kills the running processes and destroys
+        the sandbox, shielded, within ``settings.destroy``; once the rollout is cancelled, within ``Deadlines.abort``.
+
+        Raises:
+          ToolError: the sandbox could not be created. Infrastructure: the sample runs again.
+
         """
         return open_sandbox(
             provider if provider is not None else LocalSandboxes(limits=self._limits),
@@ -168,20 +168,20 @@ class RolloutTools:
             ports=self._ports,
             env=env,
             on_output=self._on_output,
-            wrap_up=self._wrap_up,
+            cleanup=self._cleanup,
         )
 
     def runtime(
         self,
-        tools: ToolRegistry | Iterable[Tool],
+        tools: Iterable[Tool],
         *,
         listeners: Sequence[LifecycleListener] = (),
         hooks: Hooks | None = None,
         on_timing: OnTiming | None = None,
     ) -> ToolRuntime:
-        """Dispatch for one sampling step's calls of these tools."""
+        """Return the dispatch of one sampling step's calls of these tools. See ``ToolRuntime``."""
         return ToolRuntime(
-            as_registry(tools),
+            tools,
             listeners=listeners,
             hooks=hooks,
             teardown_timeout=self._limits.teardown,
@@ -197,10 +197,10 @@ def new_rollout_tools(
     on_output: Callable[[], None] = lambda: None,
     ports: Ports | None = None,
 ) -> RolloutTools:
-    """Make one rollout's tools, as ``open_rollout_tools`` does, for a caller who closes them."""
+    """Make one rollout's tools, as ``open_rollout_tools`` does, for a caller that closes them."""
     limits = limits or DEFAULT_LIMITS
-    wrap_up = WrapUp() if deadlines is None else WrapUp(deadlines.abort)
-    teardown = min(limits.teardown, wrap_up.seconds)
+    cleanup = CleanupBudget() if deadlines is None else CleanupBudget(deadlines.abort)
+    teardown = min(limits.teardown, cleanup.seconds)
     return RolloutTools(
         Supervisor(limits, teardown),
         deadlines or _DEADLINES,
@@ -209,7 +209,7 @@ def new_rollout_tools(
         teardown,
         on_output,
         ports or Ports(),
-        wrap_up,
+        cleanup,
     )
 
 
@@ -224,11 +224,10 @@ async def open_rollout_tools(
 ) -> AsyncGenerator[RolloutTools]:
     """Give one rollout its tools for the length of a block. Inside an engine ``rollout.tools`` has them already.
 
-    ``deadline`` is when the rollout must be over, on Trio's clock. ``on_output`` is called with each piece of output and at
-    the end of each command: both count as progress. Entering costs nothing: the process that contains the commands is
-    started with the first one. Leaving blocks until everything that was started is dead and reaped, shielded, within
-    ``limits.teardown`` and, cancelled, ``deadlines.abort``, the time that an engine leaves to a cancelled rollout; what takes
-    longer is killed without us.
+    ``deadline`` is the rollout's, on Trio's clock. ``on_output`` is called at each piece of output and at the end of each
+    command: both count as progress. Entering costs nothing: the process that contains the commands starts with the first
+    command. Leaving blocks until every process is dead and reaped, shielded, within ``limits.teardown`` and, cancelled, within
+    ``deadlines.abort``, the time that an engine leaves to a cancelled rollout. The supervisor kills what takes longer.
     """
     tools = new_rollout_tools(deadline=deadline, deadlines=deadlines, limits=limits, on_output=on_output, ports=ports)
     try:

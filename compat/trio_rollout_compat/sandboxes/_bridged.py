@@ -18,7 +18,7 @@ import trio
 
 from trio_rollout.errors import ToolError
 from trio_rollout.lowlevel import wait_s
-from trio_rollout.tools import Captured, Command, NeverRan, SandboxSpec, StopKind
+from trio_rollout.tools import Captured, NeverRan, SandboxSpec, StopKind
 
 from ..bridge import Bridge
 
@@ -136,7 +136,6 @@ class BridgedSandbox:
     spec: SandboxSpec
     _sandbox: SlimeSandbox
     _access: Access
-    spawn: None = attrs.field(default=None, init=False)
     _made: trio.Event = attrs.field(factory=trio.Event, init=False)
     _unwanted: trio.Event = attrs.field(factory=trio.Event, init=False)
     _over: trio.Event = attrs.field(factory=trio.Event, init=False)
@@ -189,10 +188,6 @@ class BridgedSandbox:
         """Wait until the sandbox is destroyed, or cannot be; return the failure, or None."""
         await self._over.wait()
         return self._leak
-
-    def command(self, argv: Sequence[str], **_where: object) -> Command:
-        """Refuse: slime's protocol keeps no command running between calls."""
-        raise ToolError(f"sandbox {self.spec.name}: slime's protocol can't start {argv!r} and let it go on")
 
     async def exec(
         self,

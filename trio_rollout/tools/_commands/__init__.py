@@ -1,1 +1,1 @@
-"""Captured commands: run to the end, keep the output, leave nothing behind."""
+"""Captured commands: a command runs to its end, its output is kept, and no process is left behind."""

@@ -1,11 +1,10 @@
-"""Captured commands: run to the end, keep the output, leave nothing behind.
+"""Captured commands: a command runs to its end, its output is kept, and no process is left behind.
 
-Owns one process group for the length of one call. Two stops belong to it: *expiry* (a time limit: SIGKILL at once) and a
-*cancel event* (SIGTERM, a grace, SIGKILL); both are results. An ambient cancellation does what a cancel event does, and
-then goes on as Cancelled.
+``capture`` owns one process group for the length of one call. Two stops belong to it: the *expiry* of a time limit (SIGKILL at
+once) and a *cancel event* (SIGTERM, a grace, SIGKILL). Both are results. An ambient cancellation kills like a cancel event,
+and then goes on as Cancelled.
 """
 
-import enum
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,62 +17,88 @@ import trio
 from ..._core.enums import Leftovers
 from ..._util.exception_groups import bare_errors
 from ...errors import ToolError
-from .._errors import CommandSignalled, CommandTimeout
 from .._limits import DEFAULT_LIMITS, ExecLimits
-from .captured import Captured, HeadBuffer, aggregate
 from .child import Child, ExitStatus, Spawn, spawn_direct
 from .command import Argv, Command
 from .expiration import Expiration, StopKind, as_events
+from .output import HeadBuffer, aggregate
 
 TIMEOUT_EXIT_CODE = 124
 CANCELLED_EXIT_CODE = 1
 
 OnChunk: TypeAlias = Callable[[str, bytes], None]
-"""Told of each piece of output: "stdout" or "stderr", and the bytes."""
+"""Receives each chunk of output: "stdout" or "stderr", and the bytes."""
 
 
-class CapturePolicy(enum.Enum):
-    """What applies to a captured command."""
+@attrs.frozen(kw_only=True)
+class Captured:
+    """The end of a captured command, and its output.
 
-    SHELL = "shell"
-    """Its limits: time, cancel events, bytes kept."""
-    FULL_BUFFER = "full_buffer"
-    """Trusted callers only: nothing expires it and all of its output is kept. The drain stays bounded."""
+    ``exit_code`` is 124 after a timeout and 1 after a cancel event. A command may return these codes itself, so read ``stop``
+    or ``timed_out``. ``aggregated`` is stdout, then stderr. A stream is not ``complete`` if a process still held it open at the
+    end of the drain, or if more was written than is kept (``omitted_bytes``).
+    """
+
+    exit_code: int
+    stop: StopKind
+    signal: int | None
+    stdout: bytes
+    stderr: bytes
+    aggregated: bytes
+    duration: float
+    stdout_complete: bool = True
+    stderr_complete: bool = True
+    omitted_bytes: int = 0
+    unreaped: bool = False
+    """True if it was not confirmed in time that every process is dead."""
+
+    @property
+    def timed_out(self) -> bool:
+        """True if the command's own time limit ended it: an observation for the model, not a failure of the rollout."""
+        return self.stop is StopKind.TIMED_OUT
+
+    @property
+    def stdout_text(self) -> str:
+        """Stdout as UTF-8; invalid bytes are replaced."""
+        return self.stdout.decode(errors="replace")
+
+    @property
+    def stderr_text(self) -> str:
+        """Stderr as UTF-8; invalid bytes are replaced."""
+        return self.stderr.decode(errors="replace")
+
+    def model_text(self) -> str:
+        """Return the text for the model: both streams, after a line about the timeout if there was one."""
+        text = self.aggregated.decode(errors="replace")
+        if not (self.stdout_complete and self.stderr_complete):
+            text += f"\n[capture stopped: {self.omitted_bytes} bytes omitted, or a process still held the output open]"
+        if self.timed_out:
+            text = f"command timed out after {round(self.duration * 1000)} milliseconds\n{text}"
+        return text
 
 
 @attrs.frozen(kw_only=True)
 class CapturePlan:
-    """Everything about one captured command but what to run."""
+    """Everything about one captured command except the command itself."""
 
     expiration: Expiration = attrs.field(factory=Expiration)
-    policy: CapturePolicy = CapturePolicy.SHELL
     leftovers: Leftovers = Leftovers.KILL
     limits: ExecLimits = attrs.field(factory=ExecLimits)
     on_chunk: OnChunk | None = None
     on_output: Callable[[], None] = lambda: None
-    """Told of each read, without end: that a command goes on talking is progress, also when it is not passed on any more."""
-
-    @property
-    def in_force(self) -> Expiration:
-        """What expires it."""
-        return self.expiration if self.policy is CapturePolicy.SHELL else Expiration()
-
-    @property
-    def capture_bytes(self) -> int | None:
-        """How much is kept of a stream, and of both."""
-        return None if self.policy is CapturePolicy.FULL_BUFFER else self.limits.capture_bytes
+    """Called at each read, without a limit: output is progress, also after ``on_chunk`` has had its last call."""
 
     @property
     def drain(self) -> float:
-        """How long output is awaited after the exit. What is to be kept may keep it open for ever."""
+        """Seconds to wait for the end of output after the exit. Leftovers that are kept may hold it open forever."""
         return self.limits.io_drain if self.leftovers is Leftovers.KILL else self.limits.post_exit_close
 
 
 class _Output:
-    """Reads one stream to its end, past what is kept, so that the writer never waits for us."""
+    """Reads one stream to its end, beyond what is kept, so that the writer never waits."""
 
     def __init__(self, name: str, plan: CapturePlan) -> None:
-        self.buffer = HeadBuffer(plan.capture_bytes)
+        self.buffer = HeadBuffer(plan.limits.capture_bytes)
         self.complete = False
         self._name, self._plan = name, plan
         self._deltas = 0
@@ -93,36 +118,25 @@ async def _cancel_when_set(event: trio.Event, scope: trio.CancelScope) -> None:
     scope.cancel("a cancel event of the command was set")
 
 
-async def _wait_for_stop(child: Child, plan: CapturePlan, started: float) -> StopKind:
-    with trio.CancelScope(deadline=plan.in_force.deadline(started)):
-        async with trio.open_nursery() as race:
-            for event in plan.in_force.cancels:
-                race.start_soon(_cancel_when_set, event, race.cancel_scope)
-            await child.wait_exited()
-            race.cancel_scope.cancel("the command exited")
-    return plan.in_force.classify(exited=child.exited() is not None)
-
-
-async def _ask_to_end(child: Child, grace: float) -> None:
-    """SIGTERM to the group, and up to ``grace`` seconds for its leader. The release that follows kills what is left.
-
-    The grace is the leader's: once it has gone, its descendants get no further time.
-    """
-    with trio.move_on_after(grace if child.signal_group(signal.SIGTERM) else 0):
-        await child.wait_exited()
-    await trio.lowlevel.checkpoint()
+async def capture(spawn: Spawn, command: Command, plan: CapturePlan) -> Captured:
+    """Run ``command`` through ``spawn`` to its end. See ``run_captured``."""
+    child = await _start(spawn, command, plan)
+    if child is None:
+        stop = plan.expiration.classify(exited=False)
+        return _captured(plan, stop, None, (_Output("stdout", plan), _Output("stderr", plan)), 0.0, unreaped=False)
+    return await _run(child, plan)  # no checkpoint before: the first act of _run is to own the child
 
 
 async def _start(spawn: Spawn, command: Command, plan: CapturePlan) -> Child | None:
-    """Start it; None if a cancel event was set, or the time of whoever asks was over, before it ran."""
+    """Start the command; return None if a cancel event was set, or the time was over, before the command ran."""
     made: list[Child] = []
     try:
-        with bare_errors(), trio.CancelScope(deadline=plan.in_force.until):
+        with bare_errors(), trio.CancelScope(deadline=plan.expiration.until):
             async with trio.open_nursery() as race:
-                for event in plan.in_force.cancels:
+                for event in plan.expiration.cancels:
                     race.start_soon(_cancel_when_set, event, race.cancel_scope)
                 made.append(await spawn(command))
-                race.cancel_scope.cancel("it runs")
+                race.cancel_scope.cancel("the command runs")
     except BaseException:
         for child in made:
             with trio.move_on_after(plan.limits.teardown, shield=True):
@@ -130,15 +144,6 @@ async def _start(spawn: Spawn, command: Command, plan: CapturePlan) -> Child | N
             child.close()
         raise
     return made[0] if made else None
-
-
-async def capture(spawn: Spawn, command: Command, plan: CapturePlan) -> Captured:
-    """Run ``command`` through ``spawn`` to its end. See ``run_captured``."""
-    child = await _start(spawn, command, plan)
-    if child is None:
-        stop = plan.in_force.classify(exited=False)
-        return _captured(plan, stop, None, (_Output("stdout", plan), _Output("stderr", plan)), 0.0, unreaped=False)
-    return await _run(child, plan)  # no checkpoint before: its first act is to own the child
 
 
 async def _run(child: Child, plan: CapturePlan) -> Captured:
@@ -155,29 +160,49 @@ async def _run(child: Child, plan: CapturePlan) -> Captured:
                 stop = await _wait_for_stop(child, plan, started)
                 duration = trio.current_time() - started
                 if stop is not StopKind.EXITED:
-                    await _end(child, plan, stop)
+                    await _kill(child, plan, stop)
                 readers.cancel_scope.deadline = trio.current_time() + plan.drain
     finally:
         with trio.move_on_after(plan.limits.term_grace + plan.limits.teardown, shield=True):
             if stop is None:
-                with suppress(ToolError):  # who could tell of its exit is gone: whatever ended the run says that
-                    await _ask_to_end(child, plan.limits.term_grace)
-            spare = stop is StopKind.EXITED and plan.leftovers is Leftovers.KEEP
-            reaped = await child.release(spare=spare)
+                with suppress(ToolError):  # the supervisor is gone: the error that ended the run says so
+                    await _terminate(child, plan.limits.term_grace)
+            keep_running = stop is StopKind.EXITED and plan.leftovers is Leftovers.KEEP
+            reaped = await child.release(keep_running=keep_running)
         child.close()
     # pyright takes a scope that unwraps groups for one that swallows errors.
     return _captured(plan, stop, child.exited(), (out, err), duration, unreaped=not reaped)  # pyright: ignore[reportArgumentType]
 
 
-async def _end(child: Child, plan: CapturePlan, stop: StopKind) -> None:
+async def _wait_for_stop(child: Child, plan: CapturePlan, started: float) -> StopKind:
+    with trio.CancelScope(deadline=plan.expiration.deadline(started)):
+        async with trio.open_nursery() as race:
+            for event in plan.expiration.cancels:
+                race.start_soon(_cancel_when_set, event, race.cancel_scope)
+            await child.wait_exited()
+            race.cancel_scope.cancel("the command exited")
+    return plan.expiration.classify(exited=child.exited() is not None)
+
+
+async def _kill(child: Child, plan: CapturePlan, stop: StopKind) -> None:
     """Kill the command as its kind of stop asks.
 
-    Before the drain: where escapees are contained, nobody is left then who could hold the output open.
+    The kill comes before the drain: where escaped descendants are contained, no process is left then that holds the output open.
     """
     if stop is StopKind.CANCELLED:
-        await _ask_to_end(child, plan.limits.term_grace)
+        await _terminate(child, plan.limits.term_grace)
     with trio.move_on_after(plan.limits.teardown):
         await child.release()
+    await trio.lowlevel.checkpoint()
+
+
+async def _terminate(child: Child, grace: float) -> None:
+    """Send SIGTERM to the group, and wait up to ``grace`` seconds for its leader. The release that follows kills the rest.
+
+    The grace is the leader's: once the leader has exited, its descendants get no further time.
+    """
+    with trio.move_on_after(grace if child.signal_group(signal.SIGTERM) else 0):
+        await child.wait_exited()
     await trio.lowlevel.checkpoint()
 
 
@@ -199,22 +224,13 @@ def _captured(
         signal=natural.signal if stop is StopKind.EXITED else None,
         stdout=out.buffer.kept,
         stderr=err.buffer.kept,
-        aggregated=aggregate(out.buffer.kept, err.buffer.kept, plan.capture_bytes),
+        aggregated=aggregate(out.buffer.kept, err.buffer.kept, plan.limits.capture_bytes),
         duration=duration,
         stdout_complete=out.complete,
         stderr_complete=err.complete,
         omitted_bytes=out.buffer.dropped + err.buffer.dropped,
         unreaped=unreaped,
     )
-
-
-def checked(result: Captured, command: Command) -> Captured:
-    """The result, unless it timed out or died of a signal."""
-    if result.timed_out:
-        raise CommandTimeout(f"{command.argv[0]}: timed out after {result.duration:.3f} s", result=result)
-    if result.signal is not None:
-        raise CommandSignalled(f"{command.argv[0]}: killed by signal {result.signal}", result=result)
-    return result
 
 
 async def run_captured(
@@ -225,35 +241,29 @@ async def run_captured(
     timeout: float | None = None,  # noqa: ASYNC109  expiry is a result here, unlike a cancelled scope
     cancel: trio.Event | Sequence[trio.Event] = (),
     leftovers: Leftovers = Leftovers.KILL,
-    policy: CapturePolicy = CapturePolicy.SHELL,
     limits: ExecLimits | None = None,
     on_chunk: OnChunk | None = None,
-    check: bool = False,
 ) -> Captured:
-    """Run a command to its end and keep what it wrote.
+    """Run a command to its end and keep its output.
 
-    ``argv`` is never read by a shell; stdin is the null device; ``env`` replaces the environment (None: a minimal one,
-    nothing of the host's). It runs in a process group of its own. Blocks until it has exited, its output is drained (at
-    most ``limits.io_drain``, if something still holds it open), the group is killed and its leader reaped. After
-    ``timeout`` seconds the group is killed: a result with exit code 124. When an event of ``cancel`` is set it gets
+    No shell reads ``argv``; stdin is the null device; ``env`` replaces the environment (None: a minimal one, without the
+    host's variables). The command runs in a new process group. Blocks until the command has exited, its output is drained (at
+    most ``limits.io_drain``, if a process still holds it open), the group is killed and the leader is reaped. After
+    ``timeout`` seconds the group is killed: a result with exit code 124. When an event of ``cancel`` is set, the group gets
     SIGTERM, ``limits.term_grace`` and SIGKILL: a result with exit code 1. Cancelled from outside, the same happens, within
     ``limits.teardown``, before Cancelled goes on. Only the group is reached: a descendant that called ``setsid`` **lives
     on**, unless the command is run by a rollout's tools.
 
     Raises:
-      SpawnError: it could not be started.
+      SpawnError: the command could not be started.
       ValueError: argv is empty, or leftovers are to be kept although there is no rollout that could own them.
-      CommandTimeout, CommandSignalled: with ``check``.
     """
     if leftovers is Leftovers.KEEP:
-        raise ValueError("leftovers=KEEP needs a rollout: without one, nobody would ever end what is left running")
+        raise ValueError("leftovers=KEEP needs a rollout: without one, the processes left running would never be ended")
     plan = CapturePlan(
         expiration=Expiration(timeout=timeout, cancels=as_events(cancel)),
-        policy=policy,
         leftovers=leftovers,
         limits=limits or DEFAULT_LIMITS,
         on_chunk=on_chunk,
     )
-    command = Command(argv=argv, cwd=cwd, env=env)
-    result = await capture(spawn_direct, command, plan)
-    return checked(result, command) if check else result
+    return await capture(spawn_direct, Command(argv=argv, cwd=cwd, env=env), plan)

@@ -1,15 +1,11 @@
-"""A started process as the rest of the room sees it: one port with three backends.
+"""A started process as the rest of the tools see it: the port ``Child``, and its simplest implementation.
 
-``_direct`` starts it as a child of this process, ``_supervisor`` inside a process of its own that contains everything
-below it, and tests have one that runs by script. The rules that all of them keep:
+There are three implementations: ``DirectChild`` below is a child of this process, ``SupervisedChild`` runs inside a
+supervisor that contains everything below it, and tests have a scripted one. All keep two rules:
 
-1. ``pid`` is the id of a process group and of a session, and stays so until ``release``: the exit of the leader is
-   observed without reaping it. So ``signal_group`` can never hit a stranger.
-2. After ``release`` nothing is signalled any more.
-
-Commands as children of this very process: for those who run one outside a rollout.
-
-A process group is all that contains them: a descendant that calls ``setsid`` leaves it and lives on.
+1. ``pid`` is the id of a process group and of a session until ``release``: the exit of the leader is observed without
+   reaping it. So ``signal_group`` can never reach a stranger's process.
+2. After ``release`` nothing is signalled.
 """
 
 import os
@@ -27,26 +23,26 @@ from .command import Command
 
 @attrs.frozen
 class ExitStatus:
-    """How a process ended: its code, or the signal that killed it."""
+    """The end of a process: an exit code, or the signal that killed the process."""
 
     code: int | None
     signal: int | None = None
 
     @classmethod
     def of(cls, info: os.waitid_result) -> "ExitStatus":
-        """From what ``waitid`` says."""
+        """Return the status in an answer of ``waitid``."""
         return cls(info.si_status) if info.si_code == os.CLD_EXITED else cls(None, info.si_status)
 
     @property
     def exit_code(self) -> int:
-        """As a shell says it: 128 + N after death by signal N."""
+        """The exit code as a shell reports it: 128 + N after death by signal N."""
         if self.signal is not None:
             return 128 + self.signal
         return -1 if self.code is None else self.code
 
 
 class Child(Protocol):
-    """One started process and what runs in its group."""
+    """One started process and the processes in its group."""
 
     @property
     def pid(self) -> int:
@@ -55,24 +51,24 @@ class Child(Protocol):
 
     @property
     def stdout(self) -> trio.abc.ReceiveStream:
-        """What it writes; with a terminal or a merged stderr, both streams in order."""
+        """Standard output; with a terminal or a merged stderr, both outputs in order."""
         ...
 
     @property
     def stderr(self) -> trio.abc.ReceiveStream | None:
-        """What it complains; None where stdout has both."""
+        """Standard error; None where ``stdout`` has both outputs."""
         ...
 
     @property
     def stdin(self) -> trio.abc.SendStream | None:
-        """Its terminal; None where its stdin is the null device."""
+        """The process's terminal; None where stdin is the null device."""
         ...
 
     def exited(self) -> ExitStatus | None:
-        """How the leader ended; None while it runs. Does not reap it.
+        """Return the leader's exit status, None while the leader runs. Does not reap it.
 
         Raises:
-          ToolError: whoever could tell is gone.
+          ToolError: the supervisor that could tell is gone.
 
         """
         ...
@@ -81,20 +77,21 @@ class Child(Protocol):
         """Wait for the leader's exit, without reaping it. One task at a time.
 
         Raises:
-          ToolError: whoever could tell is gone.
+          ToolError: the supervisor that could tell is gone.
 
         """
         ...
 
     def signal_group(self, number: signal.Signals) -> bool:
-        """Signal the leader's group; False if there is nothing left to signal."""
+        """Signal the leader's group; return False if there is nothing left to signal."""
         ...
 
-    async def release(self, *, spare: bool = False) -> bool:
-        """Kill what is left and reap it; True when nothing is known to be left. What was written can still be read.
+    async def release(self, *, keep_running: bool = False) -> bool:
+        """Kill the remaining processes and reap them; return True if nothing is known to be left.
 
-        ``spare`` leaves what still runs to the scope around, with its output read and thrown away. Idempotent. The
-        caller shields and bounds it; cancelled, the kill has been sent and only the proof is missing.
+        Output that was written can still be read. With ``keep_running`` the remaining processes go on until the surrounding
+        scope ends, and their output is read and discarded. Idempotent. The caller shields and bounds the call; cancelled,
+        the kill has been sent and only its confirmation is missing.
         """
         ...
 
@@ -104,17 +101,16 @@ class Child(Protocol):
 
 
 Spawn: TypeAlias = Callable[[Command], Awaitable[Child]]
-"""Starts a command. Cancelled, nothing is left running.
-
-Raises SpawnError if it can't be started."""
+"""Starts a command. Cancelled, no process is left. Raises SpawnError if the command can't be started."""
 
 
 @final
 @attrs.define(eq=False, repr=False)
 class DirectChild:
-    """A child process of the host, observed through a pidfd of our own so that nothing reaps it early.
+    """A child of the host process, observed through a pidfd so that nothing reaps it early.
 
-    Even ``repr(process)`` of Trio's process reaps: nothing but ``release`` may touch it.
+    A process group is all that contains it: a descendant that calls ``setsid`` leaves the group and lives on. Only ``release``
+    may touch Trio's process object: even its ``repr`` reaps.
     """
 
     _process: trio.Process
@@ -126,7 +122,7 @@ class DirectChild:
     _status: ExitStatus | None = None
 
     def exited(self) -> ExitStatus | None:
-        """How the leader ended, if it has."""
+        """Return the leader's exit status, None while the leader runs."""
         if self._status is None:
             info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             self._status = ExitStatus.of(info) if info is not None else None
@@ -151,16 +147,16 @@ class DirectChild:
             return False
         return True
 
-    async def release(self, *, spare: bool = False) -> bool:
+    async def release(self, *, keep_running: bool = False) -> bool:
         """Kill the group and reap the leader."""
-        if spare:
-            raise AssertionError("a command without a rollout has nobody to leave processes to")
+        if keep_running:
+            raise AssertionError("a command outside a rollout can't leave processes running: no scope would end them")
         if self._pidfd is not None:
             self.signal_group(signal.SIGKILL)
             await self.wait_exited()
             os.close(self._pidfd)
             self._pidfd = None  # from here on nothing is signalled
-        await self._process.wait()  # at once: it is a zombie, or was reaped before
+        await self._process.wait()  # at once: the process is a zombie, or was reaped before
         return True
 
     def close(self) -> None:
@@ -171,12 +167,12 @@ class DirectChild:
 
 
 async def spawn_direct(command: Command) -> DirectChild:
-    """Start ``command`` in a session and process group of its own, its stdin the null device.
+    """Start ``command`` in a new session and process group, with the null device as stdin.
 
     Blocks for the start (a worker thread forks). Cancelled, the process is killed and reaped.
 
     Raises:
-      SpawnError: it could not be started.
+      SpawnError: the command could not be started.
 
     """
     if command.tty or command.rlimits:
@@ -198,7 +194,7 @@ async def spawn_direct(command: Command) -> DirectChild:
 
 
 async def _observed(process: trio.Process) -> DirectChild:
-    """Wrap a fresh process."""
+    """Wrap a process that has just been started. No checkpoint comes before it has an owner."""
     if process.stdout is None:
         raise AssertionError("stdout was asked for as a pipe")
     try:

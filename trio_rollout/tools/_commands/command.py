@@ -1,4 +1,4 @@
-"""What to run: an argv with everything that a process would otherwise inherit written out."""
+"""A command to start: an argv and, written out, everything else that a process would inherit."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ import attrs
 
 Argv: TypeAlias = Sequence[str | bytes | os.PathLike[str]]
 
-# Commands are text programs driven by a model: no colours, no pagers, no locale surprises, and no variable of the host.
+# Commands are text programs driven by a model: no colours, no pagers, one locale, and no variable of the host.
 MINIMAL_ENVIRONMENT: Mapping[str, str] = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "LANG": "C.UTF-8",
@@ -23,12 +23,12 @@ MINIMAL_ENVIRONMENT: Mapping[str, str] = {
     "GH_PAGER": "cat",
 }
 
-# Marks every process that a host started through here, however far it has fled: its value is the host's process id.
+# Marks every process that a host started here, also one that left its process group. The value is the host's process id.
 MARKER = "TRIO_ROLLOUT"
 
 
 def minimal_environment() -> dict[str, str]:
-    """What a command gets when nothing else is said: ``MINIMAL_ENVIRONMENT`` and the marker."""
+    """Return the default environment of a command: ``MINIMAL_ENVIRONMENT`` and the marker."""
     return {**MINIMAL_ENVIRONMENT, MARKER: str(os.getpid())}
 
 
@@ -40,7 +40,7 @@ def _words(argv: Argv) -> tuple[str, ...]:
         raise ValueError(f"argv needs a program as its first word, got {list(words)}")
     for word in words:
         if "\0" in word:
-            raise ValueError(f"argv: {word!r} has a null character in it, which no program can be given")
+            raise ValueError(f"argv: {word!r} contains a null character, which no program can receive")
     return words
 
 
@@ -53,29 +53,31 @@ def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def _directory(cwd: str | os.PathLike[str] | None) -> str:
-    where = str(Path.cwd()) if cwd is None else os.fspath(cwd)
-    if "\0" in where:
-        raise ValueError(f"cwd: {where!r} has a null character in it")
-    return where
+    directory = str(Path.cwd()) if cwd is None else os.fspath(cwd)
+    if "\0" in directory:
+        raise ValueError(f"cwd: {directory!r} contains a null character")
+    return directory
 
 
 @attrs.frozen(kw_only=True)
 class Command:
-    """One process to start. Nothing of it goes through a shell.
+    """One process to start. No part of a command goes through a shell.
 
-    ``env`` replaces the environment, it is not merged into the host's; None is a minimal one (``MINIMAL_ENVIRONMENT``).
+    ``env`` replaces the environment and is not merged into the host's; None is ``MINIMAL_ENVIRONMENT`` and the marker.
     ``cwd`` None is the host's current directory at this moment. ``rlimits`` are (resource, soft, hard). ``tty`` is the
-    size (rows, columns) of the terminal it gets as stdin, stdout and stderr.
+    size (rows, columns) of the terminal that the process gets as stdin, stdout and stderr.
 
     Raises:
-      ValueError: argv is empty, or something has a null character in it.
+      ValueError: argv is empty, or a word, a variable or the directory contains a null character.
       TypeError: argv is one string.
 
     """
 
     argv: tuple[str, ...] = attrs.field(converter=_words)
     cwd: str = attrs.field(default=None, converter=_directory)
-    env: dict[str, str] = attrs.field(default=None, converter=_environment, repr=False)  # may hold what logs must not
+    env: dict[str, str] = attrs.field(
+        default=None, converter=_environment, repr=False
+    )  # may hold secrets: not for logs
     umask: int = 0o077
     tty: tuple[int, int] | None = None
     merge_stderr: bool = False
@@ -83,17 +85,17 @@ class Command:
 
 
 class MakeCommand(Protocol):
-    """Makes a command from what a call says: where it runs and in which environment, if the call doesn't say."""
+    """Makes a command from a call's arguments: supplies the directory and the environment that the call leaves out."""
 
     def __call__(
         self, argv: Argv, *, cwd: str | None, env: Mapping[str, str] | None, tty: tuple[int, int] | None = None
     ) -> Command:
-        """The command."""
+        """Return the command."""
         ...
 
 
 def plain_command(
     argv: Argv, *, cwd: str | None, env: Mapping[str, str] | None, tty: tuple[int, int] | None = None
 ) -> Command:
-    """A command with nothing added to what the call says."""
+    """Return a command of exactly the call's arguments."""
     return Command(argv=argv, cwd=cwd, env=env, tty=tty)

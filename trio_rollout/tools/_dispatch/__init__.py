@@ -1,1 +1,1 @@
-"""Tool dispatch: from a model's request to its one result."""
+"""Tool dispatch: from a model's tool call to its one result."""

@@ -1,11 +1,28 @@
-"""Tool dispatch: one call from the model's request to its one result.
+"""Tool dispatch: one tool call, from the model's request to its one result.
 
 Stages: readiness → gate → admission → lookup → start listeners → pre-hook → handler → post-hook → claim and finish listeners.
-They run inline under a scope that the turn cancels. Whether the outcome is the dispatch's or "aborted" is decided by who
-claims it first, never by whether a cancellation was asked for:
 
-Invariant 1: each call that passes lookup, or is aborted before it, has exactly one outcome and one finish event.
-Invariant 2: between claiming the outcome and leaving with the result nothing can be cancelled.
+**Who wins.** A turn's cancellation may arrive at any of these stages, also at the instant at which the handler returns. Then two
+answers are possible, the handler's and "aborted", and listeners must hear of exactly one. The decision is a *claim*: the
+first outcome that is stored in ``_Call`` wins. A request for cancellation decides nothing by itself, so neither
+``cancel_called`` nor ``cancelled_caught`` is read: the stages run inline under a scope that the turn cancels, and either a
+value came out of the scope, or it did not.
+
+    value      → the handler's outcome was claimed inside the scope; the value is the result, however late the cancellation
+    no value   → the scope was cancelled before a claim; "aborted" is claimed, and the result is synthetic
+
+Invariant 1: each call that passes the lookup, or is aborted before it, has exactly one outcome and one finish event.
+Invariant 2: between the claim and the return nothing can be cancelled: listeners run in a shield, bounded for each. Else a
+cancellation could strike after a listener has heard "completed", and there would be a second outcome. This is also why
+``claim`` needs no lock and asserts instead.
+
+**Timing.** The clock of a call has two parts. ``dispatch`` runs until the admission: readiness and gate, in which other tools are
+waited for, so it says nothing about this tool. ``handler`` runs from then on, with lookup and hooks. A call that is never
+admitted has only ``dispatch``. The admission is read once, so that the parts add up to ``total``. Each call reports its times
+exactly once, in a ``finally``: also when it was aborted, raised, or was cancelled from outside.
+
+A handler that shields its cleanup delays the abort; it can't be stopped, and is logged (``teardown_timeout``).
+See docs/decisions/0009-each-command-has-a-keeper.md and docs/decisions/0038-tools-offer-what-rollouts-use.md.
 """
 
 import logging
@@ -17,87 +34,76 @@ import trio
 
 from ..._util.exception_groups import bare_errors, errors_of
 from ..._util.read_write_lock import ReadWriteLock
-from .tool import (
-    Block,
-    Continue,
-    FatalToolError,
-    Feedback,
-    Hooks,
-    Invocation,
-    LifecycleEvent,
-    LifecycleListener,
-    RespondToModel,
-    Rewrite,
-    Tool,
-    ToolRegistry,
-    as_registry,
-)
+from ...errors import ToolError
+from .tool import Block, Continue, Feedback, Hooks, Invocation, LifecycleListener, RespondToModel, Rewrite, Tool
 from .turn import TurnCancellation
 from .values import (
-    Aborted,
     AbortedOutput,
-    Blocked,
     CallTiming,
-    Completed,
-    Failed,
     FeedbackOutput,
     FunctionOutput,
-    Outcome,
-    Source,
     ToolCall,
+    ToolName,
+    ToolOutcome,
     ToolOutput,
     ToolResult,
     abort_text,
+    outcome_of,
 )
 
 _log = logging.getLogger("trio_rollout.tools")
+
+OnTiming: TypeAlias = Callable[[ToolCall, CallTiming], None]
+
+
+def _by_name(tools: Iterable[Tool]) -> dict[ToolName, Tool]:
+    tools = tuple(tools)
+    named = {tool.name: tool for tool in tools}
+    if len(named) != len(tools):
+        raise ValueError(f"tools need different names, got {[str(tool.name) for tool in tools]}")
+    return named
 
 
 def _in_order(listeners: Iterable[LifecycleListener]) -> tuple[LifecycleListener, ...]:
     return tuple(listeners)
 
 
-OnTiming: TypeAlias = Callable[[ToolCall, CallTiming], None]
-
-
 @final
 @attrs.define(eq=False)
 class _Call:
-    """One call under way."""
+    """One tool call under way."""
 
     call: ToolCall
     turn: TurnCancellation
-    source: Source
     began: float
     admitted: float | None = None
-    outcome: Outcome | None = None
+    outcome: ToolOutcome | None = None
     started: bool = False
     handler_executed: bool = False
     handled: ToolOutput | None = None
 
-    def owes_an_end(self, error: BaseException) -> bool:
-        """Whether listeners wait for an end: of what they saw start, or of a call that was cancelled before."""
+    def needs_finish(self, error: BaseException) -> bool:
+        """Return True if listeners wait for an end: of a call that they saw start, or that was cancelled before."""
         return self.outcome is None and (self.started or errors_of(error) is None)
 
-    def failure(self) -> Outcome:
-        """The outcome of an error at this point. It describes the handler: what comes after can't undo its end."""
+    def failure(self) -> ToolOutcome:
+        """Return the outcome of an error at this point. After the handler's end an error can't change its outcome."""
         if self.handled is not None:
-            return Completed(success=self.handled.success_for_logging)
-        return Failed(handler_executed=self.handler_executed)
+            return outcome_of(self.handled)
+        return ToolOutcome.FAILED if self.handler_executed else ToolOutcome.FAILED_BEFORE
 
-    def claim(self, outcome: Outcome) -> None:
-        """Take the outcome. From here on nothing can be cancelled (invariant 2), so nobody else comes to take one."""
+    def claim(self, outcome: ToolOutcome) -> None:
+        """Store the outcome. From here on nothing can be cancelled (invariant 2), so there is no second claim."""
         if self.outcome is not None:
             raise AssertionError(f"call {self.call.call_id}: {self.outcome} and {outcome} were both claimed")
         self.outcome = outcome
 
     def timing(self) -> CallTiming:
-        """The times up to now, from one snapshot of the admission."""
+        """Return the times up to now."""
         now = trio.current_time()
-        started = self.admitted is not None
         admitted = now if self.admitted is None else self.admitted
         return CallTiming(
-            execution_started=started,
+            execution_started=self.admitted is not None,
             dispatch=admitted - self.began,
             handler=now - admitted,
             total=now - self.began,
@@ -109,11 +115,15 @@ class _Call:
 class ToolRuntime:
     """Runs the tool calls of one sampling step.
 
-    ``teardown_timeout`` bounds listeners once an outcome is claimed; a handler that shields its cleanup for longer can't
-    be stopped and is logged. ``on_timing`` is told of each direct call exactly once, aborted and failed ones too.
+    ``teardown_timeout`` bounds listeners once an outcome is claimed, in seconds. ``on_timing`` receives the times of each call
+    exactly once, also of aborted and failed calls.
+
+    Raises:
+      ValueError: two tools have the same name.
+
     """
 
-    _registry: ToolRegistry = attrs.field(converter=as_registry)
+    _tools: dict[ToolName, Tool] = attrs.field(converter=_by_name)
     _listeners: tuple[LifecycleListener, ...] = attrs.field(
         default=(), converter=_in_order, kw_only=True, alias="listeners"
     )
@@ -121,39 +131,40 @@ class ToolRuntime:
     _teardown_timeout: float = attrs.field(default=5.0, kw_only=True, alias="teardown_timeout")
     _on_timing: OnTiming | None = attrs.field(default=None, kw_only=True, alias="on_timing")
     _gate: ReadWriteLock = attrs.field(factory=ReadWriteLock, init=False)
+    """Tools that support parallel calls read, all others write."""
 
-    async def call(self, call: ToolCall, *, turn: TurnCancellation, source: Source = Source.DIRECT) -> ToolResult:
-        """Run one call to its one result.
+    async def call(self, call: ToolCall, *, turn: TurnCancellation) -> ToolResult:
+        """Run one tool call to its one result.
 
         Blocks for the tool's readiness, the gate and the handler. When ``turn`` is cancelled before the outcome is
-        claimed, the handler is cancelled and the result is an ``AbortedOutput``; later, it is the handler's. Cancelled
-        from outside, listeners are told Aborted and Cancelled goes on.
+        claimed, the handler is cancelled and the result is an ``AbortedOutput``; later, the result is the handler's. Cancelled
+        from outside, listeners hear ABORTED and Cancelled goes on.
 
         Raises:
-          FatalToolError: the payload is not of the tool's kind.
-          ToolError, Exception: what the handler or a hook raised, RespondToModel excepted.
+          ToolError: the payload is not of the tool's kind.
+          ToolError, Exception: raised by the handler or a hook, RespondToModel excepted.
 
         """
-        state = _Call(call, turn, source, trio.current_time())
+        state = _Call(call, turn, trio.current_time())
         try:
             output = await self._run(state)
-        except (trio.Cancelled, BaseExceptionGroup) as error:  # a group: cancelled, and failed while it was
-            if state.owes_an_end(error):
-                ending = Aborted() if errors_of(error) is None else state.failure()
-                await self._settle(state, ending)  # noqa: ASYNC102  it shields and bounds itself
+        except (trio.Cancelled, BaseExceptionGroup) as error:  # a group: cancelled, and failed at the same time
+            if state.needs_finish(error):
+                outcome = ToolOutcome.ABORTED if errors_of(error) is None else state.failure()
+                await self._settle(state, outcome)  # noqa: ASYNC102  it shields and bounds itself
             raise
         finally:
             timing = state.timing()
-            self._tell_timing(state, timing)
+            self._report_timing(state, timing)
         lost = state.handled if isinstance(output, AbortedOutput) else None
         return ToolResult(call_id=call.call_id, output=output, outcome=state.outcome, timing=timing, lost=lost)
 
     async def call_all(self, calls: Sequence[ToolCall], *, turn: TurnCancellation) -> tuple[ToolResult, ...]:
-        """Run a turn's calls side by side, as far as the gate allows; one result each, in their order.
+        """Run a turn's tool calls side by side, as far as the gate allows; return one result each, in their order.
 
         Raises:
           ValueError: two calls have the same id.
-          FatalToolError, ToolError, Exception: as ``call``; the other calls are cancelled.
+          ToolError, Exception: as ``call``; the other calls are cancelled.
 
         """
         ids = [call.call_id for call in calls]
@@ -176,14 +187,14 @@ class ToolRuntime:
             output = await self._dispatch(state)
         if output is not None:
             return output
-        await self._settle(state, Aborted())
+        await self._settle(state, ToolOutcome.ABORTED)
         now = trio.current_time()
         if now - (state.turn.cancelled_at or now) > self._teardown_timeout:
             _log.warning("tool %s took %.1f s to stop after its turn was cancelled", state.call.name, now - state.began)
         return AbortedOutput(text=abort_text(state.call.name, now - state.began))
 
     async def _dispatch(self, state: _Call) -> ToolOutput:
-        tool = self._registry.find(state.call.name)
+        tool = self._tools.get(state.call.name)
         if tool is not None:
             await tool.wait_until_ready()
         shared = tool is not None and tool.supports_parallel
@@ -192,8 +203,8 @@ class ToolRuntime:
             if tool is None:
                 return FunctionOutput(text=f"unsupported call: {state.call.name}", success=False)
             if not tool.accepts(state.call.payload):
-                raise FatalToolError(f"tool {state.call.name} invoked with incompatible payload")
-            await self._tell_start(state)
+                raise ToolError(f"tool {state.call.name} invoked with incompatible payload")
+            await self._report_start(state)
             try:
                 output, outcome = await self._handle(tool, state)
             except RespondToModel as error:
@@ -204,23 +215,22 @@ class ToolRuntime:
             await self._settle(state, outcome)
             return output
 
-    async def _handle(self, tool: Tool, state: _Call) -> tuple[ToolOutput, Outcome]:
-        """Hooks and handler: what the model reads, and the outcome."""
-        invocation = Invocation(call=state.call, payload=state.call.payload, turn=state.turn, source=state.source)
+    async def _handle(self, tool: Tool, state: _Call) -> tuple[ToolOutput, ToolOutcome]:
+        """Run hooks and handler; return the output for the model, and the outcome."""
+        invocation = Invocation(call=state.call, payload=state.call.payload, turn=state.turn)
         checked = await self._check_before(tool, invocation)
         if isinstance(checked, Block):
             text = checked.reason or "PreToolUse hook blocked the tool call"
-            return FunctionOutput(text=text, success=False), Blocked()
+            return FunctionOutput(text=text, success=False), ToolOutcome.BLOCKED
         state.handler_executed = True
         with bare_errors():
             output = state.handled = await tool.handle(checked)
-        shown = await self._check_after(tool, checked, output)
-        return shown, Completed(success=output.success_for_logging)
+        return await self._check_after(tool, checked, output), outcome_of(output)
 
     async def _check_before(self, tool: Tool, invocation: Invocation) -> Invocation | Block:
         shown = None if self._hooks is None else tool.pre_hook_payload(invocation)
         if self._hooks is None or shown is None:
-            return invocation  # noqa: ASYNC910  the handler that follows is what checkpoints
+            return invocation  # noqa: ASYNC910  the handler that follows has a checkpoint
         match await self._hooks.pre_tool_use(invocation, shown):
             case Block() as block:
                 return block
@@ -241,32 +251,30 @@ class ToolRuntime:
             case Continue():
                 return output
 
-    async def _tell_start(self, state: _Call) -> None:
+    async def _report_start(self, state: _Call) -> None:
         await trio.lowlevel.checkpoint()
         state.started = True
-        event = LifecycleEvent(call=state.call, source=state.source)
         for listener in self._listeners:
             try:
-                await listener.on_tool_start(event)
-            except Exception:  # ruff: ignore[blind-except]  a watcher's error must not change what it watches
+                await listener.on_tool_start(state.call)
+            except Exception:  # ruff: ignore[blind-except]  a listener's error must not change the call
                 _log.exception("a listener failed at the start of tool %s", state.call.name)
 
-    def _tell_timing(self, state: _Call, timing: CallTiming) -> None:
-        if state.source is Source.DIRECT and self._on_timing is not None:
+    def _report_timing(self, state: _Call, timing: CallTiming) -> None:
+        if self._on_timing is not None:
             try:
                 self._on_timing(state.call, timing)
-            except Exception:  # ruff: ignore[blind-except]  whoever measures must not lose what is measured
+            except Exception:  # ruff: ignore[blind-except]  a failed measurement must not lose the result
                 _log.exception("on_timing failed for tool %s", state.call.name)
 
-    async def _settle(self, state: _Call, outcome: Outcome) -> None:  # noqa: ASYNC910  as below
-        """Claim the outcome and tell the listeners: shielded, bounded for each."""
+    async def _settle(self, state: _Call, outcome: ToolOutcome) -> None:  # noqa: ASYNC910  as below
+        """Claim the outcome and report it to the listeners: shielded, and bounded for each."""
         state.claim(outcome)
-        event = LifecycleEvent(call=state.call, source=state.source)
         for listener in self._listeners:
             with trio.move_on_after(self._teardown_timeout, shield=True) as limit:  # noqa: ASYNC912  user code waits
                 try:
-                    await listener.on_tool_finish(event, outcome)
-                except Exception:  # ruff: ignore[blind-except]  the outcome stands whatever its watchers do
+                    await listener.on_tool_finish(state.call, outcome)
+                except Exception:  # ruff: ignore[blind-except]  a listener's error must not change the outcome
                     _log.exception("a listener failed at the end of tool %s", state.call.name)
             if limit.cancelled_caught:
                 _log.warning("a listener took more than %.1f s at the end of a tool", self._teardown_timeout)

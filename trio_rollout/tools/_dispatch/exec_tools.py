@@ -1,9 +1,7 @@
-"""What the ready-made tools take: a model's arguments, checked. What is wrong with them is told to the model.
+"""Ready-made tools over captured commands and exec sessions: ``shell``, ``exec_command`` and ``write_stdin``.
 
-Ready-made tools over commands and sessions: what a model is given to work with a machine.
-
-The boundary of blame: a command that is wrong, denied or over its limit is an answer for the model; a host that can't run
-it is a ToolError and ends the rollout.
+A model's arguments are checked here, and the model reads about wrong ones. The boundary of blame: a command that is wrong,
+denied or over its limit is an answer for the model; a host that can't run the command is a ToolError and ends the rollout.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -12,7 +10,7 @@ from typing import Annotated, Protocol, TypeAlias, TypeVar, final
 
 import msgspec
 
-from .._commands.captured import Captured
+from .._commands.capture import Captured
 from .._errors import SpawnError
 from .._exec.sessions import ExecSessions
 from .._exec.values import ExecError, ExecOutput
@@ -21,23 +19,23 @@ from .values import FunctionOutput, ToolName, ToolOutput
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-# NaN, which Python's JSON parser takes, is not >= 0 either. What is too long is cut to the limits.
+# NaN, which Python's JSON parser takes, is not >= 0 either. A time that is too long is cut to the limits.
 Milliseconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class CommandArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run: ``argv``, a list of words, or ``cmd``, a line for the tool's interpreter."""
+    """The command: ``argv``, a list of words, or ``cmd``, a line for the tool's interpreter."""
 
     argv: list[str] | None = None
     cmd: str | None = None
     workdir: str | None = None
 
     def words(self, interpreter: tuple[str, ...] | None) -> list[str]:
-        """The command as words.
+        """Return the command as words.
 
         Raises:
-          RespondToModel: there is none, or it is a line and there is no interpreter, such as ``sh -c``.
+          RespondToModel: there is no command, or it is a line and there is no interpreter, such as ``sh -c``.
 
         """
         if self.argv:
@@ -48,13 +46,13 @@ class CommandArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShellArguments(CommandArguments, frozen=True, kw_only=True):
-    """Of ``shell``."""
+    """Arguments of ``shell``."""
 
     timeout_ms: Milliseconds | None = None
 
 
 class ExecArguments(CommandArguments, frozen=True, kw_only=True):
-    """Of ``exec_command``."""
+    """Arguments of ``exec_command``."""
 
     tty: bool = False
     yield_time_ms: Milliseconds = 10_000
@@ -62,7 +60,7 @@ class ExecArguments(CommandArguments, frozen=True, kw_only=True):
 
 
 class StdinArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """Of ``write_stdin``."""
+    """Arguments of ``write_stdin``."""
 
     session_id: Count
     chars: str = ""
@@ -71,10 +69,10 @@ class StdinArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def arguments_of(invocation: Invocation, kind: type[T]) -> T:
-    """The call's arguments as ``kind``; names that it does not know are left out.
+    """Return the call's arguments as ``kind``; unknown names are left out.
 
     Raises:
-      RespondToModel: one is missing, or of another type.
+      RespondToModel: an argument is missing, or of another type.
 
     """
     try:
@@ -84,7 +82,7 @@ def arguments_of(invocation: Invocation, kind: type[T]) -> T:
 
 
 class RunCaptured(Protocol):
-    """A bound ``run_captured``: of a rollout's tools, or a sandbox's ``exec``."""
+    """A bound ``run_captured``: that of a rollout's tools, or a sandbox's ``exec``."""
 
     async def __call__(
         self,
@@ -99,8 +97,8 @@ class RunCaptured(Protocol):
 
 
 @contextmanager
-def _told_to_the_model(prefix: str) -> Generator[None]:
-    """What the command, its policy or its use did wrong is told to the model. Trouble of the host goes on."""
+def _answering_the_model(prefix: str) -> Generator[None]:
+    """Turn errors of the command, its policy or its use into answers for the model. Failures of the host go on."""
     try:
         yield
     except SpawnError as error:
@@ -113,21 +111,21 @@ def _told_to_the_model(prefix: str) -> Generator[None]:
 
 @final
 class ShellTool(Tool):
-    """``shell``: one command, run to its end. Arguments: argv or cmd, workdir, timeout_ms."""
+    """The tool ``shell``: one command, run to its end. Arguments: argv or cmd, workdir, timeout_ms."""
 
     name: ToolName = ToolName("shell")
     supports_parallel = True
 
     def __init__(self, run: RunCaptured, *, interpreter: tuple[str, ...] | None = None) -> None:
-        """``interpreter`` runs a command line given as ``cmd``; None: only words are taken."""
+        """Take ``interpreter`` for command lines given as ``cmd``; None: the tool takes only words."""
         self._run, self._interpreter = run, interpreter
 
     async def handle(self, invocation: Invocation) -> FunctionOutput:
-        """Run it. A timeout is a result, with its line on top."""
+        """Run the command. A timeout is a result, with a line about it on top."""
         arguments = arguments_of(invocation, ShellArguments)
         argv = arguments.words(self._interpreter)
         limit = None if arguments.timeout_ms is None else arguments.timeout_ms / 1000
-        with _told_to_the_model(f"shell failed for {argv}"):
+        with _answering_the_model(f"shell failed for {argv}"):
             result = await self._run(argv, cwd=arguments.workdir, timeout=limit)
         text = f"Exit code: {result.exit_code}\nOutput:\n{result.model_text()}"
         return FunctionOutput(text=text, success=result.exit_code == 0)
@@ -135,20 +133,23 @@ class ShellTool(Tool):
 
 @final
 class ExecCommandTool(Tool):
-    """``exec_command``: start a process and see what it says. Arguments: argv or cmd, workdir, tty, yield_time_ms, …"""
+    """The tool ``exec_command``: start a process and read its output.
+
+    Arguments: argv or cmd, workdir, tty, yield_time_ms, max_output_tokens.
+    """
 
     name: ToolName = ToolName("exec_command")
     supports_parallel = True
 
     def __init__(self, sessions: ExecSessions, *, interpreter: tuple[str, ...] | None = None) -> None:
-        """``interpreter`` runs a command line given as ``cmd``; None: only words are taken."""
+        """Take ``interpreter`` for command lines given as ``cmd``; None: the tool takes only words."""
         self._sessions, self._interpreter = sessions, interpreter
 
     async def handle(self, invocation: Invocation) -> ExecOutput:
-        """Start it and collect its output."""
+        """Start the process and collect its output."""
         arguments = arguments_of(invocation, ExecArguments)
         argv = arguments.words(self._interpreter)
-        with _told_to_the_model(f"exec_command failed for {argv}"):
+        with _answering_the_model(f"exec_command failed for {argv}"):
             return await self._sessions.exec_command(
                 argv,
                 call_id=invocation.call_id,
@@ -159,13 +160,16 @@ class ExecCommandTool(Tool):
             )
 
     def post_hook_payload(self, output: ToolOutput) -> object | None:
-        """Only for a process that has ended: one command, one check."""
+        """Return the text of a process that has ended: one command, one check."""
         return None if isinstance(output, ExecOutput) and output.alive else output.model_text()
 
 
 @final
 class WriteStdinTool(Tool):
-    """``write_stdin``: talk to a session, or poll it. Arguments: session_id, chars, yield_time_ms, max_output_tokens."""
+    """The tool ``write_stdin``: write to an exec session, or poll it.
+
+    Arguments: session_id, chars, yield_time_ms, max_output_tokens.
+    """
 
     name: ToolName = ToolName("write_stdin")
 
@@ -173,9 +177,9 @@ class WriteStdinTool(Tool):
         self._sessions = sessions
 
     async def handle(self, invocation: Invocation) -> ExecOutput:
-        """Write and collect."""
+        """Write and collect the output."""
         arguments = arguments_of(invocation, StdinArguments)
-        with _told_to_the_model("write_stdin failed"):
+        with _answering_the_model("write_stdin failed"):
             return await self._sessions.write_stdin(
                 arguments.session_id,
                 arguments.chars,
@@ -184,9 +188,9 @@ class WriteStdinTool(Tool):
             )
 
     def pre_hook_payload(self, invocation: Invocation) -> None:
-        """Nothing: it goes on with a command that was checked."""
+        """Return None: the call continues a command that was checked."""
         del invocation
 
     def post_hook_payload(self, output: ToolOutput) -> object | None:
-        """As ``exec_command``."""
+        """Return the text as ``exec_command`` does."""
         return None if isinstance(output, ExecOutput) and output.alive else output.model_text()

@@ -1,69 +1,67 @@
-"""What a tool is, and who watches or checks its calls: the seams of dispatch."""
+"""The seams of dispatch: a tool, the listeners that watch its calls, and the hooks that check them."""
 
 import abc
-from collections.abc import Iterable, Mapping
-from typing import Protocol, TypeAlias, final
+from collections.abc import Mapping
+from typing import Protocol, TypeAlias
 
 import attrs
 import trio
 
 from ...errors import RolloutError, ToolError
 from .turn import TurnCancellation
-from .values import Outcome, Source, ToolCall, ToolName, ToolOutput
+from .values import ToolCall, ToolName, ToolOutcome, ToolOutput
 
 
 class RespondToModel(RolloutError):
-    """A tool's answer that is an error for the model to read, not a failure of the rollout."""
-
-
-class FatalToolError(ToolError):
-    """Ends the turn: what was called can't be what was meant."""
+    """An error for the model to read, as the tool's answer. Not a failure of the rollout."""
 
 
 @attrs.frozen(kw_only=True)
 class Invocation:
-    """What a handler is given. ``turn`` is for handlers that want to watch it; their scope is cancelled by it anyway."""
+    """The argument of a handler: the tool call, its payload after the hooks, and its turn's cancellation.
+
+    ``turn`` is for handlers that watch it; it cancels the handler's scope in any case.
+    """
 
     call: ToolCall
     payload: object
     turn: TurnCancellation
-    source: Source
 
     @property
     def call_id(self) -> str:
-        """The model's id of this call."""
+        """The model's id of this tool call."""
         return self.call.call_id
 
     def arguments(self) -> Mapping[str, object]:
-        """The payload of a function call.
+        """Return the payload of a function call.
 
         Raises:
-          FatalToolError: it is none.
+          ToolError: the payload is no object.
 
         """
         if not isinstance(self.payload, Mapping):
-            raise FatalToolError(f"tool {self.call.name}: arguments are {type(self.payload).__name__}, not an object")
+            raise ToolError(f"tool {self.call.name}: arguments are {type(self.payload).__name__}, not an object")
         return self.payload
 
 
 class Tool(Protocol):
-    """Something a model can call. Stateless, or with a state of its own that outlives its calls."""
+    """A tool that a model can call. Stateless, or with state that outlives its calls."""
 
     name: ToolName
     supports_parallel: bool = False
-    """Whether it may run beside other tools that allow it too."""
+    """True if the tool may run beside other tools that allow it too."""
 
     def accepts(self, payload: object) -> bool:
-        """Whether this is the kind of payload it takes."""
+        """Return True if the tool takes this kind of payload."""
         return isinstance(payload, Mapping)
 
     async def wait_until_ready(self) -> None:
-        """Wait until it can be called. Runs outside the gate, so that a slow start holds up nobody else."""
+        """Wait until the tool can be called. Runs outside the gate, so that a slow start holds up no other tool."""
         await trio.lowlevel.checkpoint()
 
     @abc.abstractmethod
     async def handle(self, invocation: Invocation) -> ToolOutput:
-        """Do it. Cancelled when the turn is.
+        """Execute the call. Cancelled when the turn is.
 
         Raises:
           RespondToModel: the model should read this.
@@ -72,96 +70,58 @@ class Tool(Protocol):
         """
 
     def pre_hook_payload(self, invocation: Invocation) -> object | None:
-        """What a hook checks before the handler; None: nothing to check."""
+        """Return the payload that a hook checks before the handler; None: no check."""
         return invocation.payload
 
     def with_updated_input(self, payload: object, rewritten: object) -> object:
-        """The payload after a hook has rewritten what it was shown.
+        """Return the payload after a hook has rewritten the part that it checked.
 
         Raises:
-          RespondToModel: that makes no sense.
+          RespondToModel: the tool can't take the rewritten part.
 
         """
         del payload
         return rewritten
 
     def post_hook_payload(self, output: ToolOutput) -> object | None:
-        """What a hook checks after the handler; None: nothing to check."""
+        """Return the payload that a hook checks after the handler; None: no check."""
         return output.model_text()
 
 
-def _named(registry: "ToolRegistry") -> dict[ToolName, Tool]:
-    named = {tool.name: tool for tool in registry.tools}
-    if len(named) != len(registry.tools):
-        raise ValueError(f"tools need different names, got {[str(tool.name) for tool in registry.tools]}")
-    return named
-
-
-@final
-@attrs.frozen(eq=False, repr=False)
-class ToolRegistry:
-    """Tools by canonical name.
-
-    Raises:
-      ValueError: two have the same.
-
-    """
-
-    tools: tuple[Tool, ...]
-    _by_name: dict[ToolName, Tool] = attrs.field(init=False, default=attrs.Factory(_named, takes_self=True))
-
-    def find(self, name: ToolName) -> Tool | None:
-        """The tool of exactly this name and namespace."""
-        return self._by_name.get(name)
-
-
-def as_registry(tools: "ToolRegistry | Iterable[Tool]") -> ToolRegistry:
-    """A registry, of whatever it is given as."""
-    return tools if isinstance(tools, ToolRegistry) else ToolRegistry(tuple(tools))
-
-
-@attrs.frozen(kw_only=True)
-class LifecycleEvent:
-    """Which call a listener is told about."""
-
-    call: ToolCall
-    source: Source
-
-
 class LifecycleListener(Protocol):
-    """Watches calls. Its time is bounded once an outcome is claimed; its errors are logged and change nothing."""
+    """Watches tool calls. Its time is bounded once an outcome is claimed; its errors are logged and change nothing."""
 
-    async def on_tool_start(self, event: LifecycleEvent, /) -> None:
-        """The call is admitted."""
+    async def on_tool_start(self, call: ToolCall, /) -> None:
+        """Called when the tool call is admitted."""
         ...
 
-    async def on_tool_finish(self, event: LifecycleEvent, outcome: Outcome, /) -> None:
-        """The call has its outcome. Comes exactly once, without a start if it was aborted before it was admitted."""
+    async def on_tool_finish(self, call: ToolCall, outcome: ToolOutcome, /) -> None:
+        """Called exactly once, with the outcome; without a start before, if the call was aborted before its admission."""
         ...
 
 
 @attrs.frozen
 class Continue:
-    """A hook's answer: as it is."""
+    """A hook's decision: go on unchanged."""
 
 
 @attrs.frozen
 class Rewrite:
-    """A hook's answer before the handler: with this input instead."""
+    """A hook's decision before the handler: go on with this input."""
 
     payload: object
 
 
 @attrs.frozen
 class Feedback:
-    """A hook's answer after the handler: the model reads this instead; the typed result stays."""
+    """A hook's decision after the handler: the model reads this text; the typed result stays."""
 
     text: str
 
 
 @attrs.frozen
 class Block:
-    """A hook's answer: not at all, and the model reads why."""
+    """A hook's decision: stop, and the model reads the reason."""
 
     reason: str | None = None
 
@@ -171,12 +131,12 @@ PostDecision: TypeAlias = Continue | Feedback | Block
 
 
 class Hooks(Protocol):
-    """Checks calls. What it raises ends the call as an error of the rollout."""
+    """Checks tool calls. An error that a hook raises ends the call as an error of the rollout."""
 
     async def pre_tool_use(self, invocation: Invocation, payload: object, /) -> PreDecision:
-        """Before the handler."""
+        """Decide before the handler."""
         ...
 
     async def post_tool_use(self, invocation: Invocation, payload: object, output: ToolOutput, /) -> PostDecision:
-        """After a handler that succeeded."""
+        """Decide after a handler that succeeded."""
         ...

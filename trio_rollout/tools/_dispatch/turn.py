@@ -1,6 +1,7 @@
-"""Cancelling a turn: stops its tool calls, each of which then returns a value. Not a cancelled scope of the caller.
+"""Turn cancellation: it stops the tool calls of a turn, each of which then returns a value.
 
-A scope that is cancelled can't return anything to its own caller, so this one is linked into each call instead.
+It is not a cancelled scope around the caller: a cancelled scope can't return a value to its own caller. So the cancellation is
+linked into a scope inside each tool call.
 """
 
 from collections.abc import Generator
@@ -14,7 +15,7 @@ import trio
 @final
 @attrs.define(eq=False)
 class TurnCancellation:
-    """The stop of one turn. Whether a process dies with it is another question: see ``OnTurnCancel``."""
+    """The cancellation of one turn. ``ExecLimits.on_turn_cancel`` says if the processes of exec sessions die with it."""
 
     reason: str | None = attrs.field(default=None, init=False)
     cancelled_at: float | None = attrs.field(default=None, init=False)
@@ -23,11 +24,11 @@ class TurnCancellation:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the turn is cancelled."""
+        """True once the turn is cancelled."""
         return self._event.is_set()
 
     def cancel(self, reason: str | None = None) -> None:
-        """Cancel the turn's calls. The first reason stays; later calls change nothing."""
+        """Cancel the turn's tool calls. The first reason stays; later calls change nothing."""
         if self.cancelled:
             return
         self.reason = reason
@@ -42,7 +43,7 @@ class TurnCancellation:
 
     @contextmanager
     def link(self, scope: trio.CancelScope) -> Generator[None]:
-        """For the length of a block the turn's cancellation cancels ``scope``, at once if it came before."""
+        """Let the turn's cancellation cancel ``scope`` for the length of a block; at once, if the turn is cancelled already."""
         self._scopes.append(scope)
         if self.cancelled:
             scope.cancel(self.reason or "the turn was cancelled")
@@ -50,9 +51,3 @@ class TurnCancellation:
             yield
         finally:
             self._scopes.remove(scope)
-
-    @contextmanager
-    def scope(self) -> Generator[trio.CancelScope]:
-        """A cancel scope that is linked to the turn."""
-        with trio.CancelScope() as scope, self.link(scope):
-            yield scope

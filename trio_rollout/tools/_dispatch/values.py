@@ -1,21 +1,21 @@
-"""The values of tool dispatch: names, calls, outputs, outcomes, times."""
+"""The values of tool dispatch: names, tool calls, outputs, outcomes, times."""
 
 import enum
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import attrs
 
 
 @attrs.frozen
 class ToolName:
-    """A tool's canonical name; those of the model's own tool server are in the default namespace."""
+    """A tool's canonical name. Tools of the model's own tool server are in the default namespace."""
 
     name: str
     namespace: str | None = None
 
     @property
     def is_default_namespace(self) -> bool:
-        """Whether it has no namespace of its own."""
+        """True for a name without a namespace."""
         return self.namespace is None
 
     def __str__(self) -> str:
@@ -24,63 +24,46 @@ class ToolName:
 
 @attrs.frozen(kw_only=True)
 class ToolCall:
-    """What the model asked for. ``call_id`` is the model's; it gets exactly one result."""
+    """A model's tool call. ``call_id`` is the model's; each id gets exactly one result."""
 
     call_id: str
     name: ToolName
     payload: object = attrs.field(factory=dict)
 
 
-class Source(enum.Enum):
-    """Who called a tool."""
-
-    DIRECT = "direct"
-    """The model, in its turn."""
-    CODE_MODE = "code_mode"
-    """A tool that runs the model's code; its own call's timing covers this one."""
-
-
 class ToolOutput(Protocol):
-    """What a tool gives back."""
+    """The output of a tool."""
 
     @property
     def success(self) -> bool | None:
-        """What the model's protocol is told; None: it is told nothing."""
+        """The success that the model's protocol reports; None: the protocol reports none."""
         ...
 
     @property
     def success_for_logging(self) -> bool:
-        """Whether hooks and telemetry count it as a success. Not a command's exit status."""
+        """The success that hooks and outcomes use. Not a command's exit status."""
         ...
 
     def model_text(self) -> str:
-        """What the model reads."""
-        ...
-
-    def log_preview(self) -> str:
-        """A short form for logs."""
+        """Return the text for the model."""
         ...
 
 
 @attrs.frozen(kw_only=True)
 class FunctionOutput:
-    """A text, and whether the tool calls it a success."""
+    """A text, and the success that the tool declares."""
 
     text: str
     success: bool | None = None
 
     @property
     def success_for_logging(self) -> bool:
-        """The declared success, by default true."""
+        """The declared success, by default True."""
         return self.success is not False
 
     def model_text(self) -> str:
-        """The text."""
+        """Return the text."""
         return self.text
-
-    def log_preview(self) -> str:
-        """Its beginning."""
-        return self.text[:200]
 
 
 @attrs.frozen(kw_only=True)
@@ -92,82 +75,69 @@ class FeedbackOutput:
 
     @property
     def success(self) -> bool | None:
-        """The result's."""
+        """The result's success."""
         return self.result.success
 
     @property
     def success_for_logging(self) -> bool:
-        """The result's."""
+        """The result's success for logging."""
         return self.result.success_for_logging
 
     def model_text(self) -> str:
-        """The hook's text."""
+        """Return the hook's text."""
         return self.text
-
-    def log_preview(self) -> str:
-        """The result's."""
-        return self.result.log_preview()
 
 
 @attrs.frozen(kw_only=True)
 class AbortedOutput:
-    """The synthetic result of a call that a cancelled turn stopped. Says nothing about whether a process died."""
+    """The synthetic output of a tool call that a turn cancellation stopped. Does not say if a process died."""
 
     text: str
     success: None = None
 
     @property
     def success_for_logging(self) -> bool:
-        """Never."""
+        """Always False."""
         return False
 
     def model_text(self) -> str:
-        """The text."""
-        return self.text
-
-    def log_preview(self) -> str:
-        """The text."""
+        """Return the text."""
         return self.text
 
 
 def abort_text(name: ToolName, seconds: float) -> str:
-    """What the model reads about a call that was aborted ``seconds`` after it was made."""
+    """Return the model's text about a tool call that was aborted ``seconds`` after it was made."""
     shown = max(0.1, seconds)
     if name.is_default_namespace and name.name == "exec_command":
         return f"Wall time: {shown:.1f} seconds\naborted by user"
     return f"aborted by user after {shown:.1f}s"
 
 
-@attrs.frozen(kw_only=True)
-class Completed:
-    """The handler returned; ``success`` as its output says. Describes the handler, whatever a hook made of it."""
+class ToolOutcome(enum.Enum):
+    """The end of a tool call. Describes the handler, whatever a hook made of its result."""
 
-    success: bool
-
-
-@attrs.frozen(kw_only=True)
-class Failed:
-    """An error, before or in the handler."""
-
-    handler_executed: bool
-
-
-@attrs.frozen
-class Blocked:
-    """A hook refused the call; the handler never started."""
-
-
-@attrs.frozen
-class Aborted:
+    COMPLETED = "completed"
+    """The handler returned a success."""
+    UNSUCCESSFUL = "unsuccessful"
+    """The handler returned, and its output declares a failure."""
+    FAILED = "failed"
+    """The handler raised an error."""
+    FAILED_BEFORE = "failed_before"
+    """An error came before the handler ran."""
+    BLOCKED = "blocked"
+    """A hook refused the call; the handler did not run."""
+    ABORTED = "aborted"
     """The turn, or the scope around the call, was cancelled."""
 
 
-Outcome: TypeAlias = Completed | Failed | Blocked | Aborted
+def outcome_of(output: ToolOutput) -> ToolOutcome:
+    """Return the outcome of a handler that returned ``output``."""
+    return ToolOutcome.COMPLETED if output.success_for_logging else ToolOutcome.UNSUCCESSFUL
 
 
 @attrs.frozen(kw_only=True)
 class CallTiming:
-    """Seconds of one call: ``dispatch`` until it was admitted (all of it, if it never was), ``handler`` from then on."""
+    """Seconds of one tool call: ``dispatch`` until its admission (all of the time, without one), ``handler`` from then on."""
 
     execution_started: bool
     dispatch: float
@@ -177,14 +147,14 @@ class CallTiming:
 
 @attrs.frozen(kw_only=True)
 class ToolResult:
-    """The one result of a call.
+    """The one result of a tool call.
 
-    ``outcome`` is None for a tool that does not exist: nobody was told of a start or an end. ``lost`` is what a finished
-    handler had returned when the call was aborted in the hook after it: kept for the record, the model does not see it.
+    ``outcome`` is None for a tool that does not exist: listeners heard neither a start nor an end. ``lost`` is the output of a
+    finished handler whose call was aborted in the hook that follows: kept for the record, the model does not see it.
     """
 
     call_id: str
     output: ToolOutput
-    outcome: Outcome | None
+    outcome: ToolOutcome | None
     timing: CallTiming
     lost: ToolOutput | None = None

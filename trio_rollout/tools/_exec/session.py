@@ -1,16 +1,14 @@
-"""One exec session: a process that outlives the calls that use it.
+"""One exec session: a process that outlives the calls that use it, and the tasks that watch it.
 
-Owns the process and what it has written since it was last asked. Its state only grows:
+``ExecSession`` owns the process and the output that no call has fetched yet. Its state only grows:
 
-    running → ended (exited with a status, or failed with a message: the first one) → gone (reaped)
-    output open → closed;   kept → let go
+    running → ended (exited with a status, or failed with the first message) → gone (reaped)
+    output open → closed;   kept → released
 
-Each change wakes whoever waits; between a check and its wait there is no checkpoint.
+Each change notifies the waiting tasks; between a check and its wait there is no checkpoint.
 
-The tasks of one session, from its start to its burial: a nursery of its own inside that of the sessions.
-
-``live`` is started with ``nursery.start``, which gives "store before wait" for nothing: cancelled before it has reported,
-the process dies with its call; afterwards it lives in the nursery of the sessions.
+``run_session`` is started with ``nursery.start``, which gives "store before wait" for nothing: a call that is cancelled before
+the start was reported takes the process with it; after the report the process lives in the nursery of the sessions.
 """
 
 import logging
@@ -24,28 +22,39 @@ import trio
 from ..._core.failures import leaves_of
 from ..._util.condition import Condition
 from ...errors import ToolError
-from .._commands.captured import HeadTailBuffer
 from .._commands.child import Child, ExitStatus, Spawn
 from .._commands.command import Command
+from .._commands.output import HeadTailBuffer
 from .._limits import ExecLimits
-from .._network.policy import DenialHandle
-from .report import SessionReport
-from .values import ProcessFailed, ProcessInfo
+from .._network.policy import NetworkGrant
+from .values import ExecSessionEnd, ProcessFailed, ProcessInfo
+
+_log = logging.getLogger("trio_rollout.tools")
+
+
+@attrs.frozen(kw_only=True)
+class Listeners:
+    """The callbacks of a set of exec sessions. They must not block."""
+
+    on_output: Callable[[], None] = lambda: None
+    """Called at each read."""
+    on_end: Callable[[ExecSessionEnd], None] = lambda _end: None
+    """Called at each session's end. An error is logged and changes nothing."""
 
 
 @final
 @attrs.define(eq=False, repr=False)
-class Session:
+class ExecSession:
     """A process under an id, and everything known about it."""
 
     process_id: int
     call_id: str
     command: Command
     limits: ExecLimits
-    report: SessionReport
-    denial: DenialHandle | None
+    grant: NetworkGrant | None
+    listeners: Listeners
     started_at: float
-    last_used: float
+    last_used: float = attrs.field(init=False)
     child: Child | None = attrs.field(default=None, init=False)
     status: ExitStatus | None = attrs.field(default=None, init=False)
     failure: str | None = attrs.field(default=None, init=False)
@@ -53,42 +62,48 @@ class Session:
     output_closed: bool = attrs.field(default=False, init=False)
     denial_settled: bool = attrs.field(default=False, init=False)
     initial_active: bool = attrs.field(default=True, init=False)
+    """True until the first call's response was made."""
     was_stored: bool = attrs.field(default=False, init=False)
-    let_go: bool = attrs.field(default=False, init=False)
+    released: bool = attrs.field(default=False, init=False)
     gone: bool = attrs.field(default=False, init=False)
     lock: trio.Lock = attrs.field(factory=trio.Lock, init=False)
+    """Held by the one call that uses the session."""
     pending: HeadTailBuffer = attrs.field(init=False)
-    _news: Condition = attrs.field(factory=Condition, init=False)
+    _transcript: HeadTailBuffer = attrs.field(init=False)
+    _end_reported: bool = attrs.field(default=False, init=False)
+    _changed: Condition = attrs.field(factory=Condition, init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.last_used = self.started_at
         self.pending = HeadTailBuffer(self.limits.session_bytes)
+        self._transcript = HeadTailBuffer(self.limits.session_bytes)
 
     @property
     def ended(self) -> bool:
-        """Whether the process has exited, or has failed (it may still be dying then)."""
+        """True once the process has exited, or has failed (then it may still be dying)."""
         return self.status is not None or self.failed
 
     @property
     def failed(self) -> bool:
-        """Whether it was denied, or lost by what contains it."""
+        """True once the session was denied, or lost with its supervisor."""
         return self.failure is not None or self.error is not None
 
     @property
     def busy(self) -> bool:
-        """Whether a call is writing to it or polling it."""
+        """True while a call writes to the session or polls it."""
         return self.lock.locked()
 
     @property
     def exit_code(self) -> int:
-        """Its exit code, 128 + N for a signal; -1 if nobody knows."""
+        """The exit code, 128 + N for a signal; -1 if it is unknown."""
         return -1 if self.status is None else self.status.exit_code
 
     def raise_failure(self) -> None:
-        """Raise what it failed of, if it did.
+        """Raise the session's failure, if it has one.
 
         Raises:
-          ProcessFailed: it was denied.
-          ToolError: what contains it is gone.
+          ProcessFailed: the session was denied.
+          ToolError: its supervisor is gone.
 
         """
         if self.error is not None:
@@ -97,7 +112,7 @@ class Session:
             raise ProcessFailed(f"Unified exec process failed: {self.failure}")
 
     def info(self) -> ProcessInfo:
-        """As it is listed."""
+        """Return the session's entry in a listing."""
         return ProcessInfo(
             process_id=self.process_id,
             call_id=self.call_id,
@@ -108,129 +123,152 @@ class Session:
             last_used=self.last_used,
         )
 
-    def changed(self) -> None:
-        """Wake everybody who waits for a change."""
-        self._news.notify()
-
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until ``condition`` holds; it is looked at after each change."""
-        await self._news.wait_until(condition)
+        """Wait until ``condition`` holds; each change of the session evaluates it."""
+        await self._changed.wait_until(condition)
 
     def terminate(self) -> None:
-        """SIGKILL to the group. Its exit is observed as any other."""
+        """Send SIGKILL to the group. The exit is observed like any other."""
         if self.child is not None and not self.gone:
             self.child.signal_group(signal.SIGKILL)
 
     async def terminate_confirmed(self) -> bool:
-        """SIGKILL to the group, and wait for the exit; False if it does not come in time."""
+        """Send SIGKILL to the group and wait for the exit; return False if the exit does not come in time."""
         self.terminate()
         with trio.move_on_after(self.limits.confirm_timeout):
             await self.until(lambda: self.status is not None or self.gone)
         return self.status is not None or self.gone
 
+    def set_exited(self, status: ExitStatus) -> None:
+        """Record the leader's exit status."""
+        self.status = status
+        self._changed.notify()
+
     def fail_and_terminate(self, message: str) -> None:
-        """It was denied: ended from now on, whatever its process does. The first message stays."""
+        """Record a denial: the session has ended from now on, whatever its process does. The first message stays."""
         if self.failure is None:
             self.failure = message
         self.terminate()
-        self.changed()
+        self._changed.notify()
 
-    def lose(self, error: ToolError) -> None:
-        """What contains the process is gone."""
+    def fail(self, error: ToolError) -> None:
+        """Record that the supervisor is gone, or a bug; the first error stays."""
         if self.error is None:
             self.error = error
-        self.changed()
+        self._changed.notify()
 
-    def finish_denial(self) -> None:
-        """Let the policy that may deny the session forget it."""
-        if self.denial is not None:
-            self.denial.finish()
+    def settle_denial(self) -> None:
+        """Record that no denial can come any more."""
+        self.denial_settled = True
+        self._changed.notify()
+
+    def finish_grant(self) -> None:
+        """Let the network policy forget the session."""
+        if self.grant is not None:
+            self.grant.finish()
 
     def release(self) -> None:
-        """Nobody needs it any more: what is left of it is killed and reaped."""
-        self.let_go = True
-        self.changed()
+        """Let the session go: its task kills and reaps what is left."""
+        self.released = True
+        self._changed.notify()
 
-    def bury(self) -> None:
-        """It is reaped: take over its last words, and tell its end if nobody has."""
+    def set_gone(self) -> None:
+        """Record that the process is reaped: take over its exit status, and report the end if that is missing."""
         if self.status is None and self.child is not None:
             self.status = self.child.exited() or ExitStatus(None)
         self.gone = self.output_closed = self.denial_settled = True
-        self.finish_denial()
-        self.tell_end()
-        self.changed()
+        self.finish_grant()
+        self.report_end()
+        self._changed.notify()
 
-    def take(self, chunk: bytes | bytearray) -> None:
-        """More output."""
+    def add_output(self, chunk: bytes | bytearray) -> None:
+        """Take over a chunk of output."""
         self.pending.append(chunk)
-        self.report.output(chunk)
-        self.changed()
+        self._transcript.append(chunk)
+        self.listeners.on_output()
+        self._changed.notify()
 
     def close_output(self) -> None:
-        """No more output."""
-        self.report.output_end()
+        """Record the end of the output."""
         self.output_closed = True
-        self.changed()
+        self._changed.notify()
 
-    def tell_end(self) -> None:
-        """Tell that it is over, unless that was told before."""
-        message = self.failure or (str(self.error) if self.error is not None else None)
-        self.report.end(self.exit_code, message)
+    def report_end(self) -> None:
+        """Tell the listener that the session has ended. Only the first call does, and only for a process that ran."""
+        if self._end_reported or self.child is None:
+            return
+        self._end_reported = True
+        failure = self.failure or (str(self.error) if self.error is not None else None)
+        transcript = self._transcript.rendered()
+        if failure is not None:
+            transcript = b"\n".join(part for part in (transcript, failure.encode()) if part)
+        end = ExecSessionEnd(
+            call_id=self.call_id,
+            process_id=self.process_id,
+            command=self.command.argv,
+            cwd=self.command.cwd,
+            exit_code=self.exit_code if failure is None else -1,
+            aggregated=transcript,
+            failure=failure,
+            duration=trio.current_time() - self.started_at,
+        )
+        try:
+            self.listeners.on_end(end)
+        except Exception:  # ruff: ignore[blind-except]  a listener's error must not change the session
+            _log.exception("a listener of exec sessions failed")
 
 
-_log = logging.getLogger("trio_rollout.tools")
-
-
-async def live(
-    session: Session,
+async def run_session(
+    session: ExecSession,
     spawn: Spawn,
-    store: Callable[[Session], None],
-    on_gone: Callable[[Session, bool], None],
+    store: Callable[[ExecSession], None],
+    on_gone: Callable[[ExecSession, bool], None],
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
-    """Start the process, watch it until the session is let go, then kill and reap it; ``on_gone`` hears if that is proven.
+    """Start the process, watch it until the session is released, then kill and reap it.
 
-    Reports once it runs and has either outlived ``limits.early_exit``, and is stored then, or has not.
+    Reports its start once the process has outlived ``limits.early_exit``, and stores the session then, or once the process has
+    exited before. ``on_gone`` receives True at the end if the death of every process is confirmed.
 
     Raises:
-      SpawnError, ToolError: before it has reported: it could not be started.
+      SpawnError, ToolError: the process could not be started; raised before the start is reported.
 
     """
     child = await _spawned(session, spawn)
     try:
-        session.report.begin()
         async with trio.open_nursery() as nursery:
-            await _settle_in(session, child, nursery)
+            await _watch_early_exit(session, child, nursery)
             task_status.started()
             if not session.ended:
                 store(session)
                 nursery.start_soon(_watch_end, session)
-            await session.until(lambda: session.let_go)
-            nursery.cancel_scope.cancel("the session was let go")
+            await session.until(lambda: session.released)
+            nursery.cancel_scope.cancel("the session was released")
     except* Exception as group:  # ruff: ignore[blind-except]  a bug in one session must not end the others
         _log.exception("a task of session %d failed", session.process_id)
-        session.lose(ToolError(f"session {session.process_id}: {leaves_of(group)[0]!r}"))
+        session.fail(ToolError(f"session {session.process_id}: {leaves_of(group)[0]!r}"))
     finally:
-        proven = False
+        confirmed = False
         with trio.move_on_after(session.limits.teardown, shield=True):
-            proven = await child.release()
+            confirmed = await child.release()
         child.close()
-        session.bury()
-        on_gone(session, proven)
+        session.set_gone()
+        on_gone(session, confirmed)
 
 
-async def _spawned(session: Session, spawn: Spawn) -> Child:
+async def _spawned(session: ExecSession, spawn: Spawn) -> Child:
     try:
         session.child = child = await spawn(session.command)
     except BaseException:
-        session.finish_denial()
+        session.finish_grant()
         raise
+    session.started_at = trio.current_time()
     return child
 
 
-async def _settle_in(session: Session, child: Child, nursery: trio.Nursery) -> None:
-    """Start to watch the process, and give it the time to exit at once."""
+async def _watch_early_exit(session: ExecSession, child: Child, nursery: trio.Nursery) -> None:
+    """Start to watch the process, and give it the time for an early exit."""
     nursery.start_soon(_read_output, session, child)
     nursery.start_soon(_watch_exit, session, child)
     nursery.start_soon(_watch_denial, session)
@@ -239,50 +277,48 @@ async def _settle_in(session: Session, child: Child, nursery: trio.Nursery) -> N
     await trio.lowlevel.checkpoint()  # the last moment at which a cancelled call takes the process with it
 
 
-async def _read_output(session: Session, child: Child) -> None:
-    """Always runs: a process that nobody reads would wait for us."""
+async def _read_output(session: ExecSession, child: Child) -> None:
+    """Read all output, also while no call collects it: else the process would block on a full pipe."""
     try:
         while chunk := await child.stdout.receive_some(session.limits.delta_bytes):
-            session.take(chunk)
+            session.add_output(chunk)
     finally:
         session.close_output()
 
 
-async def _watch_exit(session: Session, child: Child) -> None:
+async def _watch_exit(session: ExecSession, child: Child) -> None:
     await trio.lowlevel.checkpoint()
     try:
-        session.status = await child.wait_exited()
+        session.set_exited(await child.wait_exited())
     except ToolError as error:
-        session.lose(error)
-    session.changed()
+        session.fail(error)
 
 
-async def _watch_denial(session: Session) -> None:
-    """The first denial ends the session; one that comes just after its exit still counts."""
+async def _watch_denial(session: ExecSession) -> None:
+    """End the session at its first denial; a denial just after its exit still counts."""
     await trio.lowlevel.checkpoint()
-    denial = session.denial
-    if denial is not None:
+    grant = session.grant
+    if grant is not None:
 
-        async def grace(scope: trio.CancelScope) -> None:
+        async def end_grace(scope: trio.CancelScope) -> None:
             await session.until(lambda: session.ended)
             scope.deadline = trio.current_time() + session.limits.late_denial
 
         async with trio.open_nursery() as race:
-            race.start_soon(grace, race.cancel_scope)
-            await denial.wait()
+            race.start_soon(end_grace, race.cancel_scope)
+            await grant.wait_denied()
             race.cancel_scope.cancel()
-        message = denial.finish()
+        message = grant.finish()
         if message is not None:
             session.fail_and_terminate(message)
-    session.denial_settled = True
-    session.changed()
+    session.settle_denial()
 
 
-async def _watch_end(session: Session) -> None:
-    """Tell the end of a stored session: its output first, then a late denial, then whoever is using it."""
+async def _watch_end(session: ExecSession) -> None:
+    """Report the end of a stored session: after its output, a late denial, and the call that uses the session."""
     await session.until(lambda: session.ended)
     with trio.move_on_after(session.limits.trailing_output):
         await session.until(lambda: session.output_closed)
     await session.until(lambda: session.denial_settled)
     async with session.lock:
-        session.tell_end()
+        session.report_end()

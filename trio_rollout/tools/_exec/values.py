@@ -1,21 +1,17 @@
-"""The values of exec sessions: what a call returns, what is listed, what listeners are told, what goes wrong."""
-
-from collections.abc import Callable
-from typing import TypeAlias
+"""The values and errors of exec sessions."""
 
 import attrs
 
 from ...errors import RolloutError
-from .._errors import SpawnError
 
 
 def tokens_of(size: int) -> int:
-    """About how many tokens so many bytes are."""
+    """Return the approximate number of tokens in so many bytes."""
     return -(-size // 4)
 
 
 def middle_truncated(output: bytes, tokens: int) -> str:
-    """The output as text, without its middle where it exceeds ``tokens``."""
+    """Return the output as text, without its middle if it exceeds ``tokens``."""
     budget = tokens * 4
     if len(output) <= budget:
         return output.decode(errors="replace")
@@ -26,7 +22,7 @@ def middle_truncated(output: bytes, tokens: int) -> str:
 
 @attrs.frozen(kw_only=True)
 class ExecOutput:
-    """What a session call saw: output since the last one, and either ``process_id`` (alive) or ``exit_code``.
+    """The result of a session call: the output since the last call, and ``process_id`` (alive) or ``exit_code``.
 
     A ``process_id`` means that the process was alive when last looked at. That is a success, like any exit code.
     """
@@ -41,25 +37,21 @@ class ExecOutput:
     original_token_count: int = 0
     max_output_tokens: int = 10_000
     timed_out: bool = False
-    """Only in one-shot mode: its time limit ended it; the exit code is 124."""
+    """True in one-shot mode if the time limit ended the process; the exit code is 124."""
     success: None = None
 
     @property
     def alive(self) -> bool:
-        """Whether the process goes on."""
+        """True while the process goes on."""
         return self.process_id is not None
 
     @property
     def success_for_logging(self) -> bool:
-        """Always: a command that failed was still run."""
+        """Always True: a command that failed was still run."""
         return True
 
-    def log_preview(self) -> str:
-        """The beginning of the output."""
-        return self.output[:200].decode(errors="replace")
-
     def model_text(self) -> str:
-        """What the model reads."""
+        """Return the text for the model."""
         lines = [f"Chunk ID: {self.chunk_id}", f"Wall time: {self.wall_time:.4f} seconds"]
         if self.exit_code is not None:
             lines.append(f"Process exited with code {self.exit_code}")
@@ -70,8 +62,26 @@ class ExecOutput:
 
 
 @attrs.frozen(kw_only=True)
+class ExecSessionEnd:
+    """The end of an exec session: exactly one for each process that was started.
+
+    ``aggregated`` is the whole transcript, head and tail. ``failure`` is the message of a denial or of a lost supervisor; the
+    exit code is -1 then. ``duration`` is in seconds.
+    """
+
+    call_id: str
+    process_id: int
+    command: tuple[str, ...]
+    cwd: str
+    exit_code: int
+    aggregated: bytes
+    failure: str | None
+    duration: float
+
+
+@attrs.frozen(kw_only=True)
 class ProcessInfo:
-    """A living session. Times are on Trio's clock."""
+    """A living exec session, as ``ExecSessions.list_processes`` lists it. Times are on Trio's clock."""
 
     process_id: int
     call_id: str
@@ -84,7 +94,7 @@ class ProcessInfo:
 
 @attrs.frozen(kw_only=True)
 class ExecStatistics:
-    """Counts of one set of sessions. ``unreaped``: processes whose death was not proven in time."""
+    """The counts of ``ExecSessions.statistics``. ``unreaped``: processes whose death was not confirmed in time."""
 
     started: int
     stored: int
@@ -93,65 +103,16 @@ class ExecStatistics:
     unreaped: int
 
 
-@attrs.frozen(kw_only=True)
-class CommandBegin:
-    """A session's process has started."""
-
-    call_id: str
-    process_id: int
-    command: tuple[str, ...]
-    cwd: str
-
-
-@attrs.frozen(kw_only=True)
-class OutputDelta:
-    """A piece of its output; never ends inside a code point, unless the stream does."""
-
-    call_id: str
-    process_id: int
-    chunk: bytes
-
-
-@attrs.frozen(kw_only=True)
-class CommandEnd:
-    """It is over. Exactly one for each ``CommandBegin``. ``failure`` is a denial's message, with exit code -1."""
-
-    call_id: str
-    process_id: int
-    exit_code: int
-    aggregated: bytes
-    failure: str | None = None
-    duration: float = 0.0
-
-
-@attrs.frozen(kw_only=True)
-class TerminalInteraction:
-    """Something was written to it, or it was polled and still runs. ``call_id`` is that of its start."""
-
-    call_id: str
-    process_id: int
-    text: str
-
-
-SessionEvent: TypeAlias = CommandBegin | OutputDelta | CommandEnd | TerminalInteraction
-SessionListener: TypeAlias = Callable[[SessionEvent], None]
-"""Told of events synchronously; must not block. Its errors are logged and change nothing."""
-
-
 class ExecError(RolloutError):
-    """A session call that the model should read about: wrong use, or a denial. Not a failure of the rollout."""
-
-
-class CreateProcessError(SpawnError):
-    """A session's process could not be started."""
+    """An error for the model to read: wrong use of a session, or a denial. Not a failure of the rollout."""
 
 
 class ProcessFailed(ExecError):
-    """The session was denied; the message is the first one given."""
+    """The session was denied; the message is that of the first denial."""
 
 
 class UnknownProcessId(ExecError):
-    """There is no such session (any more)."""
+    """No session has this id, or no longer."""
 
     def __init__(self, message: str, *, process_id: int | None = None) -> None:
         super().__init__(message)
@@ -159,12 +120,8 @@ class UnknownProcessId(ExecError):
 
 
 class StdinClosed(ExecError):
-    """Input for a session that has no terminal."""
-
-
-class WriteToStdinError(ExecError):
-    """A session's terminal does not take the input."""
+    """The session takes no input: it has no terminal, or its terminal accepts nothing."""
 
 
 class ExecSessionsClosed(ExecError):
-    """The sessions are closed, or are being closed."""
+    """The exec sessions are closed, or are being closed."""

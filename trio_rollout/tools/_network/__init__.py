@@ -1,1 +1,1 @@
-"""Network policies: what a session may reach."""
+"""Network policies: the hosts that an exec session may reach."""

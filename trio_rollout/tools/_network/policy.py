@@ -1,10 +1,8 @@
-"""Denials: a policy that watches a session from outside, such as a network proxy, says no. The first message counts.
+"""Network policies: the hosts that an exec session may reach. ``open_proxy_policy`` serves one that works everywhere.
 
-Network policies: what a session may reach. One that works everywhere: a proxy with a list of allowed hosts.
-
-The hook is the grant: variables for the command's environment, and a handle through which the policy ends the session when
-it asks for more. The proxy is a policy for programs that keep to their environment, as package managers and HTTP
-clients do. It is **no wall**: a program that opens sockets itself is stopped by a container or a network namespace only.
+A policy hands each session a grant: variables for the session's environment, and a denial, by which the policy ends the session
+when the session asks for more. The proxy is a policy for programs that obey their environment, as package managers and HTTP
+clients do. It is **no wall**: only a container or a network namespace stops a program that opens sockets itself.
 """
 
 import logging
@@ -27,35 +25,37 @@ FALLBACK_MESSAGE = "Network access was denied by the sandbox network proxy."
 
 @final
 @attrs.define(eq=False, repr=False)
-class DenialHandle:
-    """The denial of one session, if it comes. Held by the session and by whoever may deny it.
+class NetworkGrant:
+    """The network access of one exec session: its environment, and its denial, if a policy denies it.
 
-    ``on_finish`` is called once, when the session is over or was denied: the policy can forget the session then.
+    ``env`` is added to the environment of the session's command. ``on_finish`` is called once, when the session has ended or
+    was denied: then the policy can forget the session.
     """
 
-    fallback: str = FALLBACK_MESSAGE
+    env: Mapping[str, str] = attrs.field(factory=dict)
     on_finish: Callable[[], None] | None = attrs.field(default=None, kw_only=True)
     message: str | None = attrs.field(default=None, init=False)
+    """The first denial's message; None if the session was not denied."""
     _event: trio.Event = attrs.field(factory=trio.Event, init=False)
     _finished: bool = attrs.field(default=False, init=False)
 
     @property
     def denied(self) -> bool:
-        """Whether it was denied."""
+        """True once the session was denied."""
         return self._event.is_set()
 
     def deny(self, message: str | None = None) -> None:
-        """Deny the session. Idempotent: the first message stays."""
+        """Deny the session, which kills its process. Idempotent: the first message stays."""
         if not self.denied:
-            self.message = message or self.fallback
+            self.message = message or FALLBACK_MESSAGE
             self._event.set()
 
-    async def wait(self) -> None:
-        """Wait until it is denied."""
+    async def wait_denied(self) -> None:
+        """Wait until the session is denied."""
         await self._event.wait()
 
     def finish(self) -> str | None:
-        """The session is over: the message if it was denied. Repeated, it changes nothing."""
+        """Let the policy forget the session; return the message if the session was denied. Idempotent."""
         if not self._finished:
             self._finished = True
             if self.on_finish is not None:
@@ -66,19 +66,11 @@ class DenialHandle:
         return self.message
 
 
-@attrs.frozen(kw_only=True)
-class NetworkGrant:
-    """What one session gets of a policy: its environment, and the handle that may end it."""
-
-    env: Mapping[str, str]
-    denial: DenialHandle
-
-
 class NetworkPolicy(Protocol):
-    """Decides what sessions may reach."""
+    """Decides which hosts exec sessions may reach."""
 
     def grant(self) -> NetworkGrant:
-        """Admit one more session. It is forgotten when the session finishes its denial handle."""
+        """Admit one more session. The session finishes its grant when it ends."""
         ...
 
 
@@ -90,24 +82,26 @@ def _checked(patterns: Iterable[str]) -> tuple[str, ...]:
     for pattern in lowered:
         name, colon, port = pattern.partition(":")
         if not name or (colon and not (port.isascii() and port.isdigit() and 0 < int(port) <= _LAST_PORT)):
-            raise ValueError(f"allowed hosts: {pattern!r} is no name, nor a name with a port from 1 to {_LAST_PORT}")
+            raise ValueError(
+                f"allowed hosts: {pattern!r} is neither a name nor a name with a port from 1 to {_LAST_PORT}"
+            )
     return lowered
 
 
 @final
 @attrs.frozen
 class AllowedHosts:
-    """Host names that may be reached: ``example.org``, ``*.example.org`` (what is below it), each with ``:port`` or any.
+    """Host names that may be reached: ``example.org``, or ``*.example.org`` for the names below it; with ``:port``, or any port.
 
     Raises:
-      ValueError: one of them is none of these.
+      ValueError: a pattern has another form.
 
     """
 
     patterns: tuple[str, ...] = attrs.field(converter=_checked)
 
     def allows(self, target: Target) -> bool:
-        """Whether this host and port are on the list. Nothing is looked up: an address is not a name."""
+        """Return True if the target's host and port are on the list. No name is resolved: an address is not a name."""
         host = target.host.lower().rstrip(".")
         return any(self._fits(pattern, host, target.port) for pattern in self.patterns)
 
@@ -122,58 +116,54 @@ class AllowedHosts:
 @final
 @attrs.define(eq=False, repr=False)
 class ProxyPolicy:
-    """Sessions may reach what the list allows, through a proxy of ours. Made by ``open_proxy_policy``.
+    """A policy whose sessions reach the allowed hosts through a proxy. Made by ``open_proxy_policy``.
 
-    Each session has a token of its own in its proxy URL, so that a refusal ends the session that asked and no other.
+    Each session has its own token in its proxy URL, so that a refusal ends the session that asked and no other.
     """
 
     _allowed: AllowedHosts
     _port: int
-    _grants: dict[str, DenialHandle] = attrs.field(factory=dict, init=False)
+    _grants: dict[str, NetworkGrant] = attrs.field(factory=dict, init=False)
 
     def grant(self) -> NetworkGrant:
-        """Admit a session: variables that make its programs use the proxy."""
+        """Admit a session, with variables that make its programs use the proxy."""
         token = secrets.token_hex(16)
-        denial = DenialHandle(on_finish=lambda: self._forget(token))
-        self._grants[token] = denial
         url = f"http://session:{token}@127.0.0.1:{self._port}"
         names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy")
-        return NetworkGrant(env=dict.fromkeys(names, url), denial=denial)
-
-    @property
-    def open_grants(self) -> int:
-        """Sessions that have not finished."""
-        return len(self._grants)
+        grant = NetworkGrant(dict.fromkeys(names, url), on_finish=lambda: self._forget(token))
+        self._grants[token] = grant
+        return grant
 
     def _forget(self, token: str) -> None:
         self._grants.pop(token, None)
 
     def check(self, token: str | None, target: Target) -> str | None:
-        """Why this session may not reach ``target``; None: it may. The refusal is its denial.
+        """Return the reason why a session may not reach ``target``, None if it may. A refusal denies the session.
 
         Raises:
           PermissionError: no session has this token.
 
         """
-        denial = self._grants.get(token or "")
-        if denial is None:
+        grant = self._grants.get(token or "")
+        if grant is None:
             raise PermissionError("no session has this token")
         if self._allowed.allows(target):
             return None
         message = f"Network access to {target.host}:{target.port} was denied by the sandbox network proxy."
-        denial.deny(message)
+        grant.deny(message)
         return message
 
 
 @asynccontextmanager
-async def open_proxy_policy(allow: Iterable[str], *, connections: int = 512) -> AsyncGenerator[ProxyPolicy]:
-    """Serve a proxy on the loopback interface for the length of a block.
+async def open_proxy_policy(allow: Iterable[str], *, connections: int = 512) -> AsyncGenerator[NetworkPolicy]:
+    """Serve a proxy on the loopback interface for the length of a block, and yield its policy.
 
-    ``allow`` lists hosts as ``AllowedHosts`` says. Beyond so many ``connections`` at once, more are closed as they come:
-    each may cost two descriptors of the host. Leaving closes every connection at once.
+    ``allow`` lists host names, such as ``example.org`` or, for the names below it, ``*.example.org``; each with ``:port``, or
+    for any port. At most so many ``connections`` are served at once, and more are closed as they come: each may cost two
+    descriptors of the host. Leaving closes every connection at once.
 
     Raises:
-      ValueError: ``allow`` has something that is no host.
+      ValueError: an entry of ``allow`` is not a host.
       OSError: no port could be bound.
 
     """

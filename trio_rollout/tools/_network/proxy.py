@@ -1,7 +1,7 @@
 """A small forward proxy: one request a connection, checked, then bytes both ways. HTTP/1.1 on the loopback interface.
 
-It speaks CONNECT, for TLS, and absolute-form requests, for plain HTTP. What follows the head is not looked at, and goes to
-the server that was checked and nowhere else.
+The proxy speaks CONNECT, for TLS, and absolute-form requests, for plain HTTP. The bytes after the head are not read, and go to
+the server that was checked and to no other.
 """
 
 import base64
@@ -27,14 +27,14 @@ _GONE = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
 
 @attrs.frozen
 class Target:
-    """Where a request wants to go."""
+    """The host and port that a request names."""
 
     host: str
     port: int
 
 
 Check: TypeAlias = Callable[[str | None, Target], str | None]
-"""Why a token may not reach a target; None: it may. PermissionError: there is no such token."""
+"""Returns the reason why a token may not reach a target, None if it may. PermissionError: there is no such token."""
 
 
 @final
@@ -42,7 +42,7 @@ class Request:
     """The head of a request to the proxy.
 
     Raises:
-      ValueError: the request names no host that can be reached.
+      ValueError: the request names no host that this proxy can reach.
 
     """
 
@@ -54,18 +54,18 @@ class Request:
 
     @property
     def is_tunnel(self) -> bool:
-        """Whether it asks for bytes both ways, as TLS needs."""
+        """True for a request for bytes both ways, as TLS needs."""
         return self.method == b"CONNECT"
 
     def _target(self) -> Target:
         text = self._url.decode("ascii")
         url = urlsplit("//" + text if self.is_tunnel else text)
         if not url.hostname or url.scheme != ("" if self.is_tunnel else "http"):
-            raise ValueError(f"{text!r} names no host that can be reached")
+            raise ValueError(f"{text!r} names no host that this proxy can reach")
         return Target(url.hostname, url.port or (_TLS_PORT if self.is_tunnel else _PLAIN_PORT))
 
     def token(self) -> str | None:
-        """The password of its proxy authorization."""
+        """Return the password of the request's proxy authorization."""
         for name, value in self.headers:
             scheme, _, credentials = value.partition(b" ")
             if name.lower() == b"proxy-authorization" and scheme.lower() == b"basic":
@@ -74,7 +74,7 @@ class Request:
         return None
 
     def for_the_server(self) -> bytes:
-        """The head as the server gets it: in origin form, without what was meant for the proxy."""
+        """Return the head for the server: in origin form, without the headers for the proxy."""
         url = urlsplit(self._url)
         path = (url.path or b"/") + (b"?" + url.query if url.query else b"")
         kept = [header for header in self.headers if not header[0].lower().startswith((b"proxy-", b"connection"))]
@@ -83,12 +83,12 @@ class Request:
 
 
 async def serve_proxy_connection(stream: trio.SocketStream, check: Check) -> None:
-    """Serve one connection to its end. Never raises for what a client or a server does."""
+    """Serve one connection to its end. Never raises for the behaviour of a client or a server."""
     try:
         async with stream:
             with suppress(*_GONE):
                 await _serve(stream, check)
-    except Exception:  # ruff: ignore[blind-except]  one program's request must not end the network of all the others
+    except Exception:  # ruff: ignore[blind-except]  one program's request must not end the network of the others
         _log.exception("a connection to the sandbox proxy failed")
     await trio.lowlevel.checkpoint()
 
@@ -110,8 +110,10 @@ async def _serve(stream: trio.SocketStream, check: Check) -> None:
     try:
         with trio.fail_after(_CONNECT_TIME):
             server = await trio.open_tcp_stream(request.target.host, request.target.port)
-    except ValueError as error:  # a UnicodeError, say: IDNA has its own idea of a name
-        await _answer(stream, b"400 Bad Request", f"{request.target.host!r} is no name that can be looked up: {error}")
+    except ValueError as error:  # a UnicodeError, for example: IDNA refuses some names
+        await _answer(
+            stream, b"400 Bad Request", f"{request.target.host!r} is not a name that can be resolved: {error}"
+        )
         return
     except (OSError, trio.TooSlowError) as error:
         await _answer(stream, b"502 Bad Gateway", repr(error))
@@ -126,7 +128,7 @@ async def _serve(stream: trio.SocketStream, check: Check) -> None:
 
 
 async def _read_head(stream: trio.SocketStream) -> tuple[Request, bytes]:
-    """Return the request, and what came behind its head."""
+    """Read the request's head; return the request and the bytes that came after it."""
     data = b""
     while (found := server_reader.split_head(data)) is None:
         chunk = await stream.receive_some(8192)
@@ -145,7 +147,7 @@ async def _answer(stream: trio.SocketStream, status: bytes, text: str) -> None:
 
 
 async def _pump(source: trio.SocketStream, sink: trio.SocketStream, both: trio.CancelScope) -> None:
-    """Bytes one way, until their end, which is passed on; a broken connection ends both ways."""
+    """Copy bytes one way until their end, and pass the end on. A broken connection ends both ways."""
     await trio.lowlevel.checkpoint()
     try:
         async for chunk in source:

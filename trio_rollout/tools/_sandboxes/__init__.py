@@ -1,1 +1,1 @@
-"""Sandboxes: where a rollout's commands run apart from everything else."""
+"""Sandboxes: separate places for a rollout's commands and files."""

@@ -1,9 +1,9 @@
-"""Sandboxes on this machine: a directory, a minimal environment, resource limits, and a supervisor each.
+"""Sandboxes on this machine: each has a directory, a minimal environment, resource limits and a supervisor.
 
-It keeps honest programs apart and ends everything they start. It is **no security boundary**: commands run as the user
-that runs the engine and can read what that user can. Use a provider with containers against a policy that may be hostile.
+A local sandbox keeps honest programs apart and ends everything they start. It is **no security boundary**: commands run as the
+engine's user and can read every file that this user can. Use a provider with containers for a policy that may be hostile.
 
-A directory belongs to the process that holds the lock on its owner file, so a sweep removes exactly what died with its host.
+A directory belongs to the process that holds the lock on its owner file, so a sweep removes exactly the directories of dead hosts.
 """
 
 import fcntl
@@ -21,15 +21,14 @@ import attrs
 import trio
 
 from ...errors import ToolError
-from .._commands.capture import CapturePlan, capture
-from .._commands.captured import Captured
+from .._commands.capture import Captured, CapturePlan, capture
 from .._commands.command import Argv, Command, minimal_environment
 from .._commands.expiration import Expiration
 from .._limits import ExecLimits
 from .._supervisor.child import SupervisedChild
 from .._supervisor.supervisor import Supervisor
-from .files import read_beneath, remove_tree, write_beneath
 from .provider import SandboxBackend, SandboxCounts, SandboxSpec
+from .safe_files import read_inside, remove_tree, write_inside
 
 _log = logging.getLogger("trio_rollout.tools")
 
@@ -46,26 +45,28 @@ DEFAULT_RLIMITS: Mapping[int, int] = {
 
 
 def _private_directory(path: Path) -> Path:
-    """Make it, or check that it is ours alone: in a shared place others could have put it there.
+    """Make the directory, or check that it is private: in a shared place another user could have made it.
 
     Raises:
-      ToolError: it is somebody else's, a link, or open to others.
+      ToolError: the directory is another user's, a link, or open to others.
 
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ToolError(f"{path} must be a directory of ours that nobody else may enter, mode 700; it is not")
+        raise ToolError(
+            f"{path} must be a directory of this user with mode 700, which no other user can enter; it is not"
+        )
     return path
 
 
 def default_root() -> Path:
-    """Where local sandboxes lie unless told otherwise."""
+    """Return the default directory of local sandboxes."""
     return Path(tempfile.gettempdir()) / f"trio-rollout-{os.getuid()}"
 
 
 def _make(root: Path, name: str) -> int:
-    """Make the sandbox's directories and take its lock: the descriptor that holds it."""
+    """Make the sandbox's directories and take its lock; return the descriptor that holds the lock."""
     _private_directory(root)
     home = root / name
     home.mkdir(mode=0o700)
@@ -81,14 +82,14 @@ def _make(root: Path, name: str) -> int:
 
 
 def _remove(home: Path) -> None:
-    """Remove a sandbox's directory, up to the moment when the call is cancelled; its owner file goes last."""
+    """Remove a sandbox's directory, until the call is cancelled; the owner file goes last."""
     remove_tree(str(home), last=_OWNER, check=trio.from_thread.check_cancelled)
 
 
 def _remove_abandoned(home: Path) -> bool:
-    """Remove a sandbox if nobody holds its lock, under that lock; whether it was removed.
+    """Remove a sandbox under its lock, if no process holds that; return True if the sandbox was removed.
 
-    One that has no owner file yet is about to get one, or was about to.
+    A sandbox without an owner file is being made, or its host died while making it.
     """
     try:
         owner = os.open(home / _OWNER, os.O_RDWR | os.O_NOFOLLOW)
@@ -118,7 +119,7 @@ def _sweep(root: Path, label: str) -> int:
 @final
 @attrs.define(eq=False, repr=False)
 class LocalSandbox:
-    """One directory with its own supervisor."""
+    """One directory with its own supervisor. Has exec sessions (``SessionBackend``)."""
 
     home: Path
     _provider: "LocalSandboxes"
@@ -129,7 +130,7 @@ class LocalSandbox:
 
     @property
     def files(self) -> Path:
-        """Where its commands start and its files lie."""
+        """The directory of its files, in which its commands start."""
         return self.home / _FILES
 
     async def spawn(self, command: Command) -> SupervisedChild:
@@ -139,17 +140,17 @@ class LocalSandbox:
     def command(
         self, argv: Argv, *, cwd: str | None, env: Mapping[str, str] | None, tty: tuple[int, int] | None = None
     ) -> Command:
-        """The command as it runs here: ``cwd`` counts from the sandbox's directory, ``env`` is added to its own.
+        """Return the command as it runs here: ``cwd`` counts from the sandbox's directory, ``env`` is added to the sandbox's.
 
         Raises:
-          ValueError: ``cwd`` leads out of the sandbox. (A command may go where it likes, as our user.)
+          ValueError: ``cwd`` leads out of the sandbox. (The command itself can change to any directory of this user.)
 
         """
         if ".." in Path(cwd or "").parts:
             raise ValueError(f"cwd: {cwd!r} leads out of the sandbox")
-        where = self.files / (cwd or "").lstrip("/")
+        directory = self.files / (cwd or "").lstrip("/")
         limits = tuple((number, most, most) for number, most in self._provider.rlimits.items())
-        return Command(argv=argv, cwd=where, env={**self._env, **(env or {})}, tty=tty, rlimits=limits)
+        return Command(argv=argv, cwd=directory, env={**self._env, **(env or {})}, tty=tty, rlimits=limits)
 
     async def exec(
         self,
@@ -168,17 +169,17 @@ class LocalSandbox:
         return await capture(self.spawn, self.command(argv, cwd=cwd, env=env), plan)
 
     async def read_file(self, path: str) -> bytes:
-        """A regular file below the sandbox's directory."""
-        return await trio.to_thread.run_sync(read_beneath, str(self.files), path, self._provider.limits.capture_bytes)
+        """Return the content of a regular file below the sandbox's directory."""
+        return await trio.to_thread.run_sync(read_inside, str(self.files), path, self._provider.limits.capture_bytes)
 
     async def write_file(self, path: str, content: bytes) -> None:
         """Write a file below the sandbox's directory."""
-        await trio.to_thread.run_sync(write_beneath, str(self.files), path, content)
+        await trio.to_thread.run_sync(write_inside, str(self.files), path, content)
 
     async def close(self) -> None:
-        """End what runs, remove the directory, let its lock go: each, whatever became of the one before.
+        """End the running processes, remove the directory, release the lock: each step, also after a failure of the one before.
 
-        Cancelled, what is left of the directory is nobody's, and the next sweep removes it.
+        Cancelled, the rest of the directory has no owner, and the next sweep removes it.
         """
         try:
             await self._supervisor.close()
@@ -194,7 +195,7 @@ class LocalSandbox:
 @final
 @attrs.define(eq=False, repr=False)
 class LocalSandboxes:
-    """The provider of sandboxes on this machine. ``root`` must be ours alone; ``env`` is added to the minimal one."""
+    """The provider of sandboxes on this machine. ``root`` must be private; ``env`` is added to the minimal environment."""
 
     root: Path = attrs.field(factory=default_root, converter=Path)
     rlimits: Mapping[int, int] = attrs.field(factory=lambda: dict(DEFAULT_RLIMITS), kw_only=True)
@@ -204,7 +205,7 @@ class LocalSandboxes:
     _open: dict[str, LocalSandbox] = attrs.field(factory=dict, init=False)
 
     async def create(self, spec: SandboxSpec) -> SandboxBackend:
-        """Make its directory. The supervisor starts with the first command."""
+        """Make the sandbox's directory. The supervisor starts with the first command."""
         owner = await trio.to_thread.run_sync(_make, self.root, spec.name)
         home = self.root / spec.name
         env = {**minimal_environment(), "HOME": str(home / _FILES), "TMPDIR": str(home / "tmp"), **self.env, **spec.env}
@@ -213,13 +214,13 @@ class LocalSandboxes:
         return self._open[spec.name]
 
     async def destroy(self, name: str) -> None:
-        """End what runs in it and remove its directory."""
+        """End the sandbox's processes and remove its directory."""
         sandbox = self._open.pop(name, None)
         if sandbox is not None:
             await sandbox.close()
-        else:  # half made, or half destroyed
+        else:  # only partly made, or partly destroyed
             await trio.to_thread.run_sync(_remove, self.root / name)
 
     async def sweep(self, label: str) -> int:
-        """Remove the directories of this label whose hosts have died; their processes died with them."""
+        """Remove the directories of this label whose hosts have died. The processes died with their hosts."""
         return await trio.to_thread.run_sync(partial(_sweep, self.root, label))

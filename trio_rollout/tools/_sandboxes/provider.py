@@ -1,30 +1,30 @@
-"""What makes sandboxes: the seam for machines and services of any kind.
+"""The seam for sandbox providers: machines and services of any kind.
 
-The rules of using one are in ``_sandbox``. A provider only has to do what it is told and to be honest about one thing:
-whether a request that failed can have had an effect (``NeverRan`` says that it can't).
+The rules for using a sandbox are in ``sandbox.py``. A provider executes requests, and must be honest about one thing: could a
+request that failed have had an effect? ``NeverRan`` says that it could not.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Protocol, final
+from typing import Protocol, final, runtime_checkable
 
 import attrs
 
 from ..._core.checks import at_least, seconds, whole
 from ...errors import ToolError
-from .._commands.captured import Captured
-from .._commands.child import Spawn
+from .._commands.capture import Captured
+from .._commands.child import Child
 from .._commands.command import Argv, Command
 
 
 class NeverRan(ToolError):
-    """The request certainly had no effect: no connection was made, or it was refused before anything was done."""
+    """The request certainly had no effect: no connection was made, or the request was refused before any work."""
 
 
 @attrs.frozen(kw_only=True)
 class SandboxSpec:
-    """What a provider is asked for. ``label`` is the run's; ``lifetime`` in seconds, after which it may go by itself.
+    """A request for a sandbox. ``label`` is the run's; after ``lifetime`` seconds the provider may destroy the sandbox.
 
-    ``on_output`` is to be called with each piece of a command's output, by providers that see it before the end.
+    A provider that sees a command's output before its end calls ``on_output`` at each piece.
     """
 
     name: str
@@ -35,18 +35,7 @@ class SandboxSpec:
 
 
 class SandboxBackend(Protocol):
-    """One sandbox as its provider sees it."""
-
-    @property
-    def spawn(self) -> Spawn | None:
-        """Starts processes in it that outlive a call; None if it can't."""
-        ...
-
-    def command(
-        self, argv: Argv, *, cwd: str | None, env: Mapping[str, str] | None, tty: tuple[int, int] | None = None
-    ) -> Command:
-        """What ``spawn`` needs to start this in the sandbox. Only called where there is a ``spawn``."""
-        ...
+    """One sandbox, as its provider makes it."""
 
     async def exec(
         self,
@@ -56,38 +45,53 @@ class SandboxBackend(Protocol):
         env: Mapping[str, str] | None,
         timeout: float | None,  # noqa: ASYNC109  part of the request
     ) -> Captured:
-        """Run a command to its end; over its limit it is killed, which is a result.
+        """Run a command to its end. A command over its limit is killed, which is a result.
 
         Raises:
-          NeverRan: it certainly has not run.
-          Exception: anything else went wrong; it may have run.
+          NeverRan: the command certainly has not run.
+          Exception: any other failure; the command may have run.
 
         """
         ...
 
     async def read_file(self, path: str) -> bytes:
-        """A file's content. OSError if there is no such file: that is the policy's doing."""
+        """Return a file's content. OSError if there is no such file: then the policy is at fault."""
         ...
 
     async def write_file(self, path: str, content: bytes) -> None:
-        """Write a file, with the directories above it, at once."""
+        """Write a file, with the directories above it, in one step."""
+        ...
+
+
+@runtime_checkable
+class SessionBackend(Protocol):
+    """A sandbox that can start processes that outlive a call, and so has exec sessions."""
+
+    async def spawn(self, command: Command) -> Child:
+        """Start a process. Cancelled, no process is left. Raises SpawnError if the command can't be started."""
+        ...
+
+    def command(
+        self, argv: Argv, *, cwd: str | None, env: Mapping[str, str] | None, tty: tuple[int, int] | None = None
+    ) -> Command:
+        """Return the command for ``spawn``."""
         ...
 
 
 class SandboxProvider(Protocol):
-    """Makes sandboxes. ``counts`` are shared by all rollouts that use it."""
+    """Makes sandboxes. All rollouts that use the provider share its ``counts``."""
 
     @property
     def counts(self) -> "SandboxCounts":
-        """What became of its sandboxes."""
+        """The counts of its sandboxes."""
         ...
 
     async def create(self, spec: SandboxSpec) -> SandboxBackend:
-        """Make the sandbox ``spec.name``.
+        """Create the sandbox ``spec.name``.
 
         Raises:
-          NeverRan: nothing was made.
-          Exception: anything else; it may exist.
+          NeverRan: no sandbox was created.
+          Exception: any other failure; the sandbox may exist.
 
         """
         ...
@@ -97,14 +101,14 @@ class SandboxProvider(Protocol):
         ...
 
     async def sweep(self, label: str) -> int:
-        """Destroy what runs of this label that died have left; how many."""
+        """Destroy the sandboxes that dead runs of this label have left; return their number."""
         ...
 
 
 @final
 @attrs.define
 class SandboxCounts:
-    """Sandboxes of one provider. ``leaked``: those whose destruction was not confirmed."""
+    """Sandboxes of one provider. ``leaked``: sandboxes whose destruction was not confirmed."""
 
     created: int = 0
     destroyed: int = 0
@@ -113,7 +117,7 @@ class SandboxCounts:
 
 @attrs.frozen(kw_only=True)
 class SandboxSettings:
-    """Limits of sandboxes, in seconds. ``attempts`` counts tries of what certainly did not run."""
+    """Limits of sandboxes, in seconds. ``attempts`` counts tries of a request that certainly had no effect."""
 
     create: float = attrs.field(default=120.0, validator=seconds)
     destroy: float = attrs.field(default=10.0, validator=seconds)

@@ -1,11 +1,11 @@
-"""Sandboxes: where a rollout's commands run apart from everything else. Any provider, one set of rules.
+"""Sandboxes: separate places for a rollout's commands and files. One set of rules for all providers.
 
-1. A sandbox has its name before it exists, so that it can be destroyed whatever became of its creation.
-2. Creating is shielded and bounded: a cancellation comes out once it is known what there is to destroy.
-3. Destroying is shielded and bounded and changes no result; what could not be destroyed is counted and logged. Both are
-   hurried once what surrounds them is cancelled: whoever leaves an engine waits no longer than its drain.
-4. Only what certainly did not run is tried again (``NeverRan``); anything else might run twice.
-5. Its lifetime at the provider follows from the rollout's deadlines: a host that dies leaves nothing for ever.
+1. A sandbox has its name before it exists, so that it can be destroyed also if its creation fails or is cancelled.
+2. The creation is shielded and bounded: a cancellation goes on once it is known if there is a sandbox to destroy.
+3. The destruction is shielded and bounded and changes no result; a failure is counted and logged. Both use the rollout's
+   cleanup budget once the rollout is cancelled, so that leaving an engine takes no longer than its drain.
+4. Only a request that certainly had no effect (``NeverRan``) is tried again; any other might run twice.
+5. The lifetime at the provider follows from the rollout's deadlines: a host that dies leaves no sandbox forever.
 """
 
 import logging
@@ -21,14 +21,14 @@ import trio
 from ..._util.ports import Ports
 from ..._util.time import backoff_s, wait_s
 from ...errors import RolloutError, ToolError
-from .._commands.captured import Captured
-from .._commands.cleanup import WrapUp
+from .._cleanup import CleanupBudget
+from .._commands.capture import Captured
 from .._commands.command import Argv
 from .._commands.expiration import as_seconds
 from .._exec.sessions import ExecSessions, open_exec_sessions
 from .._exec.values import ExecOutput
 from .._limits import DEFAULT_LIMITS, ExecLimits
-from .provider import NeverRan, SandboxBackend, SandboxProvider, SandboxSettings, SandboxSpec
+from .provider import NeverRan, SandboxBackend, SandboxProvider, SandboxSettings, SandboxSpec, SessionBackend
 
 _log = logging.getLogger("trio_rollout.tools")
 
@@ -36,15 +36,15 @@ T = TypeVar("T")
 
 
 def lifetime(settings: SandboxSettings, remaining: float | None) -> float:
-    """How long a sandbox may exist by itself: what remains of the rollout, and its making and its end around that."""
+    """Return the seconds that a sandbox may exist: the rollout's remaining time, and its creation and destruction around."""
     return min(settings.longest_life, math.inf if remaining is None else remaining) + settings.create + settings.destroy
 
 
 async def retried(call: Callable[[], Awaitable[T]], settings: SandboxSettings, ports: Ports) -> T:
-    """Call it again while it certainly had no effect; translate what else goes wrong.
+    """Repeat a call while it certainly had no effect; translate other failures.
 
     Raises:
-      ToolError: it failed. OSErrors about files and our own errors come out as themselves.
+      ToolError: the call failed. OSErrors about files and this package's errors come out unchanged.
 
     """
     for attempt in range(1, settings.attempts + 1):
@@ -65,18 +65,18 @@ async def retried(call: Callable[[], Awaitable[T]], settings: SandboxSettings, p
 
 @asynccontextmanager
 async def owned_sandbox(
-    provider: SandboxProvider, spec: SandboxSpec, settings: SandboxSettings, ports: Ports, wrap_up: WrapUp
+    provider: SandboxProvider, spec: SandboxSpec, settings: SandboxSettings, ports: Ports, cleanup: CleanupBudget
 ) -> AsyncGenerator[SandboxBackend]:
     """Create a sandbox, and destroy it at the end of the block, also if its creation was cancelled or failed.
 
     Raises:
-      ToolError: it could not be created in time, or at all. Infrastructure: the group is requeued.
+      ToolError: the sandbox could not be created in time, or at all. Infrastructure: the sample runs again.
 
     """
     exists = True
     try:
         try:
-            backend = await _create(provider, spec, settings, ports, wrap_up)
+            backend = await _create(provider, spec, settings, ports, cleanup)
         except NeverRan:
             exists = False
             raise
@@ -85,15 +85,15 @@ async def owned_sandbox(
         if exists:
             began = trio.current_time()
             destroy = partial(_destroy, provider, spec.name, settings, ports)
-            # A part of the allowance is left for the processes of the rollout itself.
-            gone = await wrap_up.shielded(destroy, settings.destroy, share=0.8)  # noqa: ASYNC102  it bounds itself
-            if not gone:
+            # A part of the budget is left for the processes of the rollout itself.
+            destroyed = await cleanup.shielded(destroy, settings.destroy, share=0.8)  # noqa: ASYNC102  it bounds itself
+            if not destroyed:
                 provider.counts.leaked += 1
                 _log.warning("sandbox %s was not destroyed within %.1f s", spec.name, trio.current_time() - began)
 
 
 async def _create(
-    provider: SandboxProvider, spec: SandboxSpec, settings: SandboxSettings, ports: Ports, wrap_up: WrapUp
+    provider: SandboxProvider, spec: SandboxSpec, settings: SandboxSettings, ports: Ports, cleanup: CleanupBudget
 ) -> SandboxBackend:
     made: list[SandboxBackend] = []
 
@@ -104,15 +104,15 @@ async def _create(
             raise ToolError(f"sandbox {spec.name}: {error}") from error
         provider.counts.created += 1
 
-    await wrap_up.shielded(create, settings.create, share=0.5)
-    await trio.lowlevel.checkpoint()  # a cancellation that had to wait for the creation, or has hurried it
+    await cleanup.shielded(create, settings.create, share=0.5)
+    await trio.lowlevel.checkpoint()  # raises a cancellation that waited for the creation
     if not made:
         raise ToolError(f"sandbox {spec.name}: not created within {settings.create} s")
     return made[0]
 
 
 async def _destroy(provider: SandboxProvider, name: str, settings: SandboxSettings, ports: Ports) -> None:
-    """Destroy it, trying again after any failure: destroying twice is harmless. Never raises one."""
+    """Destroy a sandbox, and try again after any failure: to destroy it twice is harmless. Never raises a failure."""
     await trio.lowlevel.checkpoint()
     for attempt in range(1, settings.attempts + 1):
         try:
@@ -129,7 +129,7 @@ async def _destroy(provider: SandboxProvider, name: str, settings: SandboxSettin
 @final
 @attrs.define(eq=False, repr=False)
 class Sandbox:
-    """A place for commands and files that is gone after the block that opened it. Made by ``open_sandbox``."""
+    """A place for commands and files that exists until its block is left. Made by ``rollout.tools.open_sandbox``."""
 
     name: str
     _backend: SandboxBackend
@@ -158,12 +158,12 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  expiry is a result here, unlike a cancelled scope
     ) -> Captured:
-        """Run a command to its end, in at most ``timeout`` seconds and what remains of the rollout.
+        """Run a command to its end, in at most ``timeout`` seconds and the rollout's remaining time.
 
-        Cancelled, it is killed. A command over its limit is a result.
+        Cancelled, the command is killed. A command over its limit is a result.
 
         Raises:
-          ToolError: the sandbox failed; the command may have run, unless it is a NeverRan.
+          ToolError: the sandbox failed; the command may have run, unless the error is a NeverRan.
 
         """
         limit = self._budget(as_seconds(timeout))
@@ -184,23 +184,23 @@ class Sandbox:
         """Start a process that outlives the call: an exec session, to be polled through ``sessions``.
 
         Raises:
-          CreateProcessError, ToolError: it could not be started.
+          SpawnError, ToolError: the process could not be started.
 
         """
         return await self.sessions.exec_command(argv, call_id=call_id, cwd=cwd, env=env, tty=tty, yield_time=yield_time)
 
     async def read_file(self, path: str) -> bytes:
-        """A file's content.
+        """Return a file's content.
 
         Raises:
-          OSError: there is no such file in the sandbox: the policy's doing.
+          OSError: there is no such file in the sandbox: the policy is at fault.
           ToolError: the sandbox failed.
 
         """
         return await self._backend.read_file(path)
 
     async def write_file(self, path: str, content: str | bytes) -> None:
-        """Write a file at once: nobody in the sandbox sees a half of it.
+        """Write a file in one step: no command in the sandbox sees a part of it.
 
         Raises:
           OSError, ToolError: as ``read_file``.
@@ -212,7 +212,7 @@ class Sandbox:
 def _sessions_of(
     backend: SandboxBackend, limits: ExecLimits, ports: Ports, on_output: Callable[[], None]
 ) -> AbstractAsyncContextManager[ExecSessions] | None:
-    if backend.spawn is None:
+    if not isinstance(backend, SessionBackend):
         return None
     return open_exec_sessions(backend.spawn, command=backend.command, limits=limits, ports=ports, on_output=on_output)
 
@@ -228,17 +228,17 @@ async def open_sandbox(
     ports: Ports | None = None,
     env: Mapping[str, str] | None = None,
     on_output: Callable[[], None] = lambda: None,
-    wrap_up: WrapUp | None = None,
+    cleanup: CleanupBudget | None = None,
 ) -> AsyncGenerator[Sandbox]:
-    """Have a sandbox for the length of a block.
+    """Have a sandbox for the length of a block. See ``RolloutTools.open_sandbox``, which calls this for a rollout.
 
-    ``label`` is the run's, for ``provider.sweep``. ``budget`` cuts times to what remains of the rollout, ``on_output`` is
-    told of progress, and ``wrap_up`` hurries a cancelled creation and its end (``rollout.tools.open_sandbox`` passes all
-    three). Entering blocks for the creation, at most ``settings.create``; cancelled meanwhile, it waits until it is known
-    what there is to destroy. Leaving kills what runs and destroys it, shielded, within ``settings.destroy``.
+    ``label`` is the run's, for ``provider.sweep``. ``budget`` cuts times to the rollout's remaining time, ``on_output`` is
+    called at each progress, and ``cleanup`` bounds creation and destruction once the rollout is cancelled. Entering blocks for
+    the creation, at most ``settings.create``; cancelled meanwhile, it waits until it is known if there is a sandbox to
+    destroy. Leaving kills the running processes and destroys the sandbox, shielded, within ``settings.destroy``.
 
     Raises:
-      ToolError: it could not be created. Infrastructure: the group is requeued.
+      ToolError: the sandbox could not be created. Infrastructure: the sample runs again.
 
     """
     settings, limits, ports = settings or SandboxSettings(), limits or DEFAULT_LIMITS, ports or Ports()
@@ -251,7 +251,7 @@ async def open_sandbox(
         return await retried(call, settings, ports)
 
     async with AsyncExitStack() as stack:
-        owned = owned_sandbox(provider, spec, settings, ports, wrap_up or WrapUp())
+        owned = owned_sandbox(provider, spec, settings, ports, cleanup or CleanupBudget())
         backend = await stack.enter_async_context(owned)
         opened = _sessions_of(backend, limits, ports, on_output)
         sessions = None if opened is None else await stack.enter_async_context(opened)

@@ -1,7 +1,7 @@
-"""The host's side of one supervised command: what its keeper says, and what it is told.
+"""The host's side of one supervised command: messages from its keeper, and orders to it.
 
-Owns the command's control socket and its streams. The keeper answers at once, whatever its command does; where it does not,
-it was stopped, and is told to go on.
+``SupervisedChild`` owns the command's control socket and its streams. The keeper answers at once, whatever its command does; a
+keeper that does not was stopped, and is continued.
 """
 
 import logging
@@ -21,14 +21,14 @@ from .._errors import SpawnError, SupervisorLost
 
 _log = logging.getLogger("trio_rollout.tools")
 
-PATIENCE_S = 1.0
-"""How long an answer is awaited before those who owe it are told to go on: they may have been stopped."""
+ANSWER_LIMIT_S = 1.0
+"""Time to wait for an answer before the processes that should answer are continued: they may have been stopped."""
 
 
 @final
 @attrs.define(eq=False, repr=False)
 class KeptCommands:
-    """Keepers that go on after their command was left: at most ``most``, for one more the oldest is ended."""
+    """Keepers that go on after their command was released with leftovers: at most ``most``; the oldest ends for a new one."""
 
     most: int
     _controls: list[socket.socket] = attrs.field(factory=list, init=False)
@@ -37,10 +37,10 @@ class KeptCommands:
         return control in self._controls
 
     def add(self, control: socket.socket, descriptors: Sequence[int]) -> bool:
-        """Take over a command's keeper, which reads on what is written to ``descriptors``; False if it is gone."""
-        self._controls = [kept for kept in self._controls if not _is_over(kept)]
+        """Take over a command's keeper, which discards the output at ``descriptors``; return False if the keeper is gone."""
+        self._controls = [kept for kept in self._controls if not _has_ended(kept)]
         while len(self._controls) >= self.most:
-            _log.info("a rollout keeps %d commands: the leftovers of its oldest one are ended", self.most)
+            _log.info("a rollout keeps %d commands: the leftovers of its oldest command are ended", self.most)
             self._controls.pop(0).close()
         try:
             socket.send_fds(control, [b"keep"], list(descriptors))
@@ -50,13 +50,13 @@ class KeptCommands:
         return True
 
     def close(self) -> None:
-        """End them."""
+        """End the kept commands."""
         for control in self._controls:
             control.close()
 
 
-def _is_over(control: socket.socket) -> bool:
-    """Whether nothing is left of a kept command; its control socket is closed then."""
+def _has_ended(control: socket.socket) -> bool:
+    """Return True if nothing of a kept command is left; its control socket is closed then."""
     try:
         while control.recv(64) not in {b"", b"released"}:
             pass
@@ -73,7 +73,7 @@ def _is_over(control: socket.socket) -> bool:
 class SupervisedChild:
     """One command inside the supervisor; its keeper process answers on ``_control``."""
 
-    _rouse: Callable[[], None]
+    _resume_supervisor: Callable[[], None]
     _kept: KeptCommands
     _control: socket.socket
     _streams: tuple[trio.lowlevel.FdStream, ...]
@@ -85,11 +85,11 @@ class SupervisedChild:
     _failed: tuple[int | None, str] | None = attrs.field(default=None, init=False)
     _status: ExitStatus | None = attrs.field(default=None, init=False)
     _released: bool = attrs.field(default=False, init=False)
-    _proven: bool = attrs.field(default=False, init=False)
+    _confirmed: bool = attrs.field(default=False, init=False)
     _lost: bool = attrs.field(default=False, init=False)
 
-    def _hear(self) -> None:
-        """Take in what the keeper has said so far."""
+    def _read_messages(self) -> None:
+        """Take in the keeper's messages that have arrived."""
         while not self._lost and self._control.fileno() >= 0:
             try:
                 message = self._control.recv(65536)
@@ -111,33 +111,33 @@ class SupervisedChild:
             case ["exited", code]:
                 self._status = ExitStatus(int(code)) if int(code) >= 0 else ExitStatus(None, -int(code))
             case ["released"]:
-                self._proven = True
+                self._confirmed = True
             case _:
-                raise SupervisorLost(f"the keeper of process {self.pid} said {message!r}, which means nothing")
+                raise SupervisorLost(f"the keeper of process {self.pid} sent an unknown message: {message!r}")
 
-    async def _heard(self) -> None:
-        """Wait until the keeper says something more.
-
-        Raises:
-          SupervisorLost: it is gone.
-
-        """
-        if self._lost:
-            raise SupervisorLost(f"the keeper of process {self.pid} is gone; its supervisor kills what it had")
-        await trio.lowlevel.wait_readable(self._control)
-        self._hear()
-
-    async def _answered(self) -> None:
-        """Wait for what comes at once, unless the command has stopped those who should say it: then they go on.
+    async def _wait_message(self) -> None:
+        """Wait for the keeper's next message.
 
         Raises:
           SupervisorLost: the keeper is gone.
 
         """
-        with trio.move_on_after(PATIENCE_S):
-            await self._heard()
+        if self._lost:
+            raise SupervisorLost(f"the keeper of process {self.pid} is gone; its supervisor kills the processes it had")
+        await trio.lowlevel.wait_readable(self._control)
+        self._read_messages()
+
+    async def _wait_answer(self) -> None:
+        """Wait for a message that should come at once. If it is late, continue the processes that may have been stopped.
+
+        Raises:
+          SupervisorLost: the keeper is gone.
+
+        """
+        with trio.move_on_after(ANSWER_LIMIT_S):
+            await self._wait_message()
             return
-        self._rouse()
+        self._resume_supervisor()
         if self._keeper:
             with suppress(ProcessLookupError):
                 os.kill(self._keeper, signal.SIGCONT)  # its control socket is open: it lives. Its parent may be dead
@@ -146,32 +146,32 @@ class SupervisedChild:
         """Wait until the command runs.
 
         Raises:
-          SpawnError: it could not be started.
+          SpawnError: the command could not be started.
 
         """
         await trio.lowlevel.checkpoint()
-        self._hear()
+        self._read_messages()
         while not self.pid:
             if self._failed is not None:
                 number, text = self._failed
                 raise SpawnError(f"{command.argv[0]}: could not be started: {text}", errno=number)
-            await self._answered()
+            await self._wait_answer()
 
     def exited(self) -> ExitStatus | None:
-        """How the leader ended, if it has."""
-        self._hear()
+        """Return the leader's exit status, None while the leader runs."""
+        self._read_messages()
         return self._status
 
     async def wait_exited(self) -> ExitStatus:
         """Wait for the leader's exit."""
         await trio.lowlevel.checkpoint()
         while (status := self.exited()) is None:
-            await self._heard()
+            await self._wait_message()
         return status
 
     def signal_group(self, number: signal.Signals) -> bool:
-        """Signal the group, as long as its keeper is there to hold its id."""
-        self._hear()
+        """Signal the group, as long as its keeper holds the group's id."""
+        self._read_messages()
         if self._released or self._lost or not self.pid:
             return False
         try:
@@ -180,29 +180,30 @@ class SupervisedChild:
             return False
         return True
 
-    async def release(self, *, spare: bool = False) -> bool:
-        """Have the keeper kill everything that came from the command, also what left its group.
+    async def release(self, *, keep_running: bool = False) -> bool:
+        """Have the keeper kill everything that came from the command, also descendants that left its group.
 
-        With ``spare`` the keeper goes on with what is left until the supervisor is closed, or too many are kept.
+        With ``keep_running`` the keeper goes on with the leftovers until the supervisor is closed, or too many are kept.
         """
         await trio.lowlevel.checkpoint()
-        if spare and not self._released:
-            self._released = self._proven = self._kept.add(self._control, [stream.fileno() for stream in self._streams])
+        if keep_running and not self._released:
+            descriptors = [stream.fileno() for stream in self._streams]
+            self._released = self._confirmed = self._kept.add(self._control, descriptors)
         if not self._released:
             self._released = True
-            self._tell(b"release")
-        while not self._proven and not self._lost:
-            await self._answered()
-        return self._proven
+            self._send(b"release")
+        while not self._confirmed and not self._lost:
+            await self._wait_answer()
+        return self._confirmed
 
-    def _tell(self, message: bytes) -> None:
+    def _send(self, message: bytes) -> None:
         try:
             self._control.send(message)
         except OSError:
-            self._lost = True  # its orphans are the supervisor's now
+            self._lost = True  # the supervisor has its orphans now
 
     def close(self) -> None:
-        """Close the streams and the control socket, which also ends whatever was not released."""
+        """Close the streams and the control socket, which also ends a command that was not released."""
         for stream in self._streams:
             stream.close()
         if self._control not in self._kept:

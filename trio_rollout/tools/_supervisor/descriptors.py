@@ -1,6 +1,7 @@
 """Pipes, terminals and the passing of descriptors to another process. Linux only.
 
-What a command gets is closed here once it was sent; what the host keeps is a stream, closed by whoever owns the child.
+The command's side of each descriptor is closed here after it was sent. The host's side is a stream, which the owner of the
+child closes.
 """
 
 import errno
@@ -19,17 +20,17 @@ from .._commands.command import Command
 @final
 @attrs.define(eq=False)
 class Terminal(trio.abc.ReceiveStream):
-    """The reading side of a pseudo-terminal's master: its end, which Linux reports as EIO, is an ordinary end."""
+    """The reading side of a pseudo-terminal's master. Linux reports its end as EIO; here it is an ordinary end."""
 
     _master: trio.lowlevel.FdStream
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        """Some output; empty once nobody has the terminal open any more."""
+        """Return some output; empty once every process has closed the terminal."""
         try:
             return await self._master.receive_some(max_bytes)
         except trio.BrokenResourceError as error:
             if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EIO:
-                return b""  # noqa: ASYNC910  it has waited for the error
+                return b""  # noqa: ASYNC910  the wait for the error was a checkpoint
             raise
 
     async def aclose(self) -> None:
@@ -45,7 +46,7 @@ class Stdio:
     theirs: tuple[int, int, int]
     """Descriptors for the command: stdin, stdout, stderr."""
     owned: tuple[trio.lowlevel.FdStream, ...]
-    """Every stream on our side, to be closed with the child."""
+    """The host's streams, to be closed with the child."""
     stdout: trio.abc.ReceiveStream
     stderr: trio.abc.ReceiveStream | None
     stdin: trio.abc.SendStream | None
@@ -81,10 +82,10 @@ def _pipe(theirs: ExitStack, ours: ExitStack) -> tuple[int, trio.lowlevel.FdStre
 
 
 def open_stdio(command: Command, theirs: ExitStack, ours: ExitStack) -> Stdio:
-    """Open what the command needs; each side is closed by its stack.
+    """Open the command's standard streams; each stack closes its side.
 
     Raises:
-      OSError: the host is out of descriptors or terminals.
+      OSError: the host has no descriptors or terminals left.
 
     """
     if command.tty is not None:
@@ -98,9 +99,9 @@ def open_stdio(command: Command, theirs: ExitStack, ours: ExitStack) -> Stdio:
 
 
 def as_file(command: Command, theirs: ExitStack) -> int:
-    """The command as a file in memory: a message to the supervisor is small and whole, however long the argv.
+    """Write the command to a file in memory: so a message to the supervisor is small and whole, however long the argv.
 
-    ``Spec`` in ``_supervisor_command`` reads it.
+    ``Spec`` in ``supervisor_main`` reads the file.
     """
     fields = [
         str(command.umask),
@@ -119,14 +120,14 @@ def as_file(command: Command, theirs: ExitStack) -> int:
 
 
 async def send_descriptors(connection: socket.socket, descriptors: tuple[int, ...]) -> None:
-    """Send these descriptors as one message. Cancelled, none was sent.
+    """Send the descriptors as one message. Cancelled, none was sent.
 
     Raises:
       OSError: the other side is gone.
 
     """
     await trio.lowlevel.checkpoint()
-    while True:  # noqa: ASYNC913  there was one just before; between it and the send none may come
+    while True:  # noqa: ASYNC913  a checkpoint comes just before; none may come after the send
         try:
             socket.send_fds(connection, [b"run"], descriptors)
         except BlockingIOError:

@@ -1,9 +1,10 @@
-"""The host's side of the supervisor: commands that are contained, however far their descendants flee.
+"""The host's side of the supervisor: it starts contained commands, and ends all of them.
 
-Owns the supervisor process of one rollout. It has no tasks: whoever waits for a command reads that command's own control
-socket (``_supervised_child``). ``_supervisor_main`` has the other side.
+``Supervisor`` owns the supervisor process of one rollout. It has no tasks: the task that waits for a command reads the
+command's own control socket (``child.py``). ``supervisor_main.py`` is the other side, and has the design.
 
-What is below a process, as /proc tells it: for the host, where those who should end a tree have been stopped.
+At the end the host may have to help: a command can stop the processes that should end its tree. So the host then kills what
+``/proc`` shows below the supervisor, as often as needed (docs/decisions/0020-a-command-may-turn-on-its-keeper.md).
 """
 
 import logging
@@ -20,11 +21,11 @@ from typing import final
 import attrs
 import trio
 
-from .._commands.cleanup import WrapUp
+from .._cleanup import CleanupBudget
 from .._commands.command import Command
 from .._errors import SpawnError, SupervisorLost
 from .._limits import ExecLimits
-from .child import PATIENCE_S, KeptCommands, SupervisedChild
+from .child import ANSWER_LIMIT_S, KeptCommands, SupervisedChild
 from .descriptors import as_file, open_stdio, send_descriptors
 
 _log = logging.getLogger("trio_rollout.tools")
@@ -34,7 +35,7 @@ _MAIN = Path(__file__).with_name("supervisor_main.py")
 @final
 @attrs.define(eq=False, repr=False)
 class Supervisor:
-    """Starts commands in a process of its own, which is started with the first one."""
+    """Starts commands below a separate process, which is started with the first command."""
 
     limits: ExecLimits
     teardown: float
@@ -49,7 +50,7 @@ class Supervisor:
 
     @property
     def started(self) -> bool:
-        """Whether there is anything to close."""
+        """True once the process was started: then it has to be closed."""
         return self._process is not None
 
     async def _start(self) -> socket.socket:
@@ -60,7 +61,7 @@ class Supervisor:
             with theirs:
                 try:
                     self._process = await trio.lowlevel.open_process(
-                        # Isolated, without site and bytecode: it starts in half the time and imports nobody's code.
+                        # Isolated, without site and bytecode: this halves the start and imports no foreign code.
                         [sys.executable, "-I", "-S", "-B", str(_MAIN), str(theirs.fileno())],
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.DEVNULL,
@@ -68,9 +69,9 @@ class Supervisor:
                         pass_fds=[theirs.fileno()],
                         start_new_session=True,
                         cwd="/",
-                        env={},  # its commands can read what it has
+                        env={},  # commands can read the environment of this process
                     )
-                except OSError as error:  # without its errno, which would say something about a command
+                except OSError as error:  # without its errno, which would blame the command
                     raise SpawnError(f"the supervisor can't be started: {error}") from error
                 finally:
                     if self._process is None:
@@ -82,11 +83,11 @@ class Supervisor:
     async def spawn(self, command: Command) -> SupervisedChild:
         """Start ``command``, contained.
 
-        Blocks until it runs. Cancelled, it is killed with everything that came from it.
+        Blocks until the command runs. Cancelled, the command is killed with everything that came from it.
 
         Raises:
-          SpawnError: it could not be started.
-          SupervisorLost: the supervisor died, or did not start it within ``limits.start``.
+          SpawnError: the command could not be started.
+          SupervisorLost: the supervisor died, or did not start the command within ``limits.start``.
 
         """
         with trio.move_on_after(self.limits.start):
@@ -95,7 +96,7 @@ class Supervisor:
 
     async def _spawn(self, command: Command) -> SupervisedChild:
         requests = await self._start()
-        self.rouse()
+        self.resume_stopped()
         child = await self._send(command, requests)
         try:
             await child.wait_spawned(command)
@@ -115,31 +116,33 @@ class Supervisor:
                 theirs.callback(their_control.close)
                 control.setblocking(False)  # ruff: ignore[boolean-positional-value-in-call]  it takes no keyword
                 message = (as_file(command, theirs), their_control.fileno(), *stdio.theirs)
-            except OSError as error:  # the host's: without its errno
-                raise SpawnError(f"{command.argv[0]}: the host could not prepare its start: {error}") from error
+            except OSError as error:  # the host's failure: without its errno
+                raise SpawnError(f"{command.argv[0]}: the host could not prepare the start: {error}") from error
             try:
                 async with self._sending:
                     await send_descriptors(requests, message)
             except OSError as error:
                 raise SupervisorLost(f"{command.argv[0]}: the supervisor is gone: {error}") from error
             ours.pop_all()
-        return SupervisedChild(self.rouse, self._kept, control, stdio.owned, stdio.stdout, stdio.stderr, stdio.stdin)
+        return SupervisedChild(
+            self.resume_stopped, self._kept, control, stdio.owned, stdio.stdout, stdio.stderr, stdio.stdin
+        )
 
-    def rouse(self) -> None:
-        """Let it go on, if it was stopped; it does the same for keepers. Commands that run as our user can stop both."""
+    def resume_stopped(self) -> None:
+        """Continue the supervisor if it was stopped; it does the same for keepers. Commands run as the same user and can stop both."""
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
 
     async def close(self) -> None:
-        """End whatever is left and wait until the supervisor has proven it by its own end.
+        """End every command that is left and wait for the supervisor's exit, which confirms it.
 
-        The caller shields and bounds it.
+        The caller shields and bounds the call.
         """
         if self._process is None or self._requests is None:
             await trio.lowlevel.checkpoint()
             return
         self._kept.close()
-        self._requests.close()  # which is its order to kill everything; whether or not we can wait for the proof
+        self._requests.close()  # the order to kill everything, also if the caller can't wait for the confirmation
         status = await self._ended(self._process)
         if status != 0:
             _log.warning("the supervisor of a rollout's commands ended with status %d", status)
@@ -147,33 +150,33 @@ class Supervisor:
     async def _ended(self, process: trio.Process) -> int:
         while True:
             try:
-                with trio.move_on_after(PATIENCE_S):
+                with trio.move_on_after(ANSWER_LIMIT_S):
                     return await process.wait()
             finally:
-                # Stopped, or busy: nothing below it has any business now, so the host helps. Cancelled, for the last time.
+                # Stopped, or busy: no process below it is needed now, so the host helps. Cancelled, for the last time.
                 if process.returncode is None:
-                    kill_below(process.pid)
-                    self.rouse()
+                    kill_descendants(process.pid)
+                    self.resume_stopped()
 
 
-async def end_supervisor(supervisor: Supervisor, teardown: float, wrap_up: WrapUp) -> None:
-    """End whatever a supervisor has left; nothing if no command was ever started.
+async def end_supervisor(supervisor: Supervisor, teardown: float, cleanup: CleanupBudget) -> None:
+    """End every process that a supervisor has left; does nothing if no command was ever started.
 
-    Blocks until everything that was started is dead and reaped, in a shield of ``teardown`` seconds, less if ``wrap_up`` is
-    hurried; what takes longer is logged, and killed by the supervisor whenever it can be.
+    Blocks until everything that was started is dead and reaped, in a shield of ``teardown`` seconds, or of ``cleanup``'s time
+    once that has started. Processes that take longer are logged; the supervisor kills them when it can.
     """
-    if supervisor.started and not await wrap_up.shielded(supervisor.close, teardown):
+    if supervisor.started and not await cleanup.shielded(supervisor.close, teardown):
         _log.warning("processes of a rollout were still alive %.1f s after they were killed", teardown)
 
 
 @asynccontextmanager
-async def open_supervisor(limits: ExecLimits, teardown: float, wrap_up: WrapUp) -> AsyncGenerator[Supervisor]:
+async def open_supervisor(limits: ExecLimits, teardown: float, cleanup: CleanupBudget) -> AsyncGenerator[Supervisor]:
     """Contain commands for the length of a block. Entering starts nothing; leaving blocks as ``end_supervisor`` does."""
     supervisor = Supervisor(limits, teardown)
     try:
         yield supervisor
     finally:
-        await end_supervisor(supervisor, teardown, wrap_up)  # noqa: ASYNC102  it shields and bounds itself
+        await end_supervisor(supervisor, teardown, cleanup)  # noqa: ASYNC102  it shields and bounds itself
 
 
 def _children(pid: int) -> list[int]:
@@ -187,15 +190,15 @@ def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
 
 
-def kill_below(top: int) -> None:
-    """SIGKILL to every descendant of ``top`` that is there now, and never to anybody else. ``top`` must be our child.
+def kill_descendants(top: int) -> None:
+    """Send SIGKILL to every descendant of ``top`` that exists now, and to no other process. ``top`` must be our child.
 
-    What forks meanwhile may be missed: whoever needs to be sure asks again until ``top`` has nobody left to wait for.
+    A process that is forked meanwhile may be missed: repeat the call until ``top`` has exited.
     """
     parents = [top]
     while parents:
         parent = parents.pop()
-        with suppress(OSError):  # it is gone, and what it had is above by now
+        with suppress(OSError):  # it is gone, and its children have moved up
             for child in _children(parent):
                 parents.append(child)
                 _kill(child, parent)
@@ -205,7 +208,7 @@ def _kill(pid: int, parent: int) -> None:
     with suppress(OSError):
         watched = os.pidfd_open(pid)
         try:
-            if _parent(pid) == parent:  # else the id has passed to somebody else before it was watched
+            if _parent(pid) == parent:  # else the id passed to another process before the pidfd was opened
                 signal.pidfd_send_signal(watched, signal.SIGKILL)
         finally:
             os.close(watched)

@@ -1,6 +1,8 @@
-"""Files below a directory that somebody else writes in: no link and no ``..`` leads out of it. Blocking; run in a thread.
+"""Safe file access below a directory that hostile commands write in: read a file, write a file, remove the directory.
 
-Removing a directory that somebody else has filled: however deep, however large. Blocking; run in a thread.
+No link and no ``..`` leads out of the directory, at any time: each name is opened below an open descriptor and never through a
+link, so that a directory that is swapped for a link in the middle is an error. A removal takes directories of any depth and
+size. All functions block; run them in a thread.
 """
 
 import errno
@@ -13,16 +15,16 @@ from pathlib import Path, PurePosixPath
 
 import attrs
 
-_LONGEST_PATH = 4096  # as Linux has it: each name costs a system call or two
+_LONGEST_PATH = 4096  # Linux's limit: each name costs a system call or two
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def _parts(path: str) -> tuple[str, ...]:
-    """The path's names; an absolute one counts from the directory.
+    """Return the path's names; an absolute path counts from the directory.
 
     Raises:
-      PermissionError: it leads out of it, or names nothing.
-      OSError: it is too long.
+      PermissionError: the path leads out of the directory, or names nothing.
+      OSError: the path is too long.
 
     """
     if len(path) > _LONGEST_PATH:
@@ -48,17 +50,17 @@ def _descend(stack: ExitStack, root: str, names: tuple[str, ...], *, create: boo
     return current
 
 
-def read_beneath(root: str, path: str, most: int) -> bytes:
-    """The content of a regular file.
+def read_inside(root: str, path: str, most: int) -> bytes:
+    """Return the content of a regular file.
 
     Raises:
-      OSError: it is missing, no regular file, outside, or longer than ``most``.
+      OSError: the file is missing, not regular, outside the directory, or longer than ``most`` bytes.
 
     """
     *above, name = _parts(path)
     with ExitStack() as stack:
         directory = _descend(stack, root, tuple(above), create=False)
-        # Not blocking: opening a pipe that somebody put there would wait for a writer.
+        # Not blocking: a pipe under this name would wait for a writer.
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
         stack.callback(os.close, descriptor)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -70,11 +72,11 @@ def read_beneath(root: str, path: str, most: int) -> bytes:
     return content
 
 
-def write_beneath(root: str, path: str, content: bytes) -> None:
-    """Write a file at once: whoever reads it meanwhile sees the old one or the new one, never a half.
+def write_inside(root: str, path: str, content: bytes) -> None:
+    """Write a file in one step: a reader sees the old file or the new one, never a part.
 
     Raises:
-      OSError: it can't be written, or lies outside.
+      OSError: the file can't be written, or lies outside the directory.
 
     """
     *above, name = _parts(path)
@@ -92,14 +94,14 @@ def write_beneath(root: str, path: str, content: bytes) -> None:
 
 
 def remove_tree(root: str, *, last: str = "", check: Callable[[], object] = lambda: None) -> None:
-    """Remove a directory, if there is one, with everything in it, also where permissions were taken away.
+    """Remove a directory, if it exists, with everything in it, also where permissions were removed.
 
-    No path, stack or number of descriptors grows with its depth: what is inside a directory is moved up to ``root`` before
-    that goes. The file ``last`` goes after everything else. ``check`` is called for each file; what it raises ends the
-    removal, and another one can go on.
+    No path, stack or number of descriptors grows with the depth: before a directory is removed, its subdirectories move up to
+    ``root``. The file ``last`` is removed after everything else. ``check`` is called for each file; an exception that it raises
+    ends the removal, and a later removal can go on.
 
     Raises:
-      OSError: something can't be removed; the rest is. ``root`` is no directory.
+      OSError: a file can't be removed; the others are removed. Or ``root`` is no directory.
 
     """
     with ExitStack() as stack:
@@ -121,7 +123,7 @@ def remove_tree(root: str, *, last: str = "", check: Callable[[], object] = lamb
 
 
 def _opened(name: str, directory: int | None) -> int:
-    """Open a directory that may be closed to us. Never through a link: somebody may still be at work in there."""
+    """Open a directory, also one without permissions. Never through a link: a process may still change the tree."""
     with suppress(PermissionError):
         return os.open(name, _DIRECTORY, dir_fd=directory)
     _permit(name, directory)
@@ -138,7 +140,7 @@ def _permit(name: str, directory: int | None) -> None:
 
 @attrs.define(eq=False)
 class _Removal:
-    """One removal under way."""
+    """One removal in progress."""
 
     top: int
     last: str
@@ -148,9 +150,9 @@ class _Removal:
     _moved: int = attrs.field(default=0, init=False)
 
     def go_through(self) -> bool:
-        """Remove what is at the top now; whether there was anything that could be removed."""
+        """Remove the entries at the top now; return True if any could be removed."""
         progress = False
-        self.error = None  # of an earlier time: somebody may have been at work in there
+        self.error = None  # forget earlier errors: a process may have changed the tree
         for entry in self._entries(self.top):
             if entry.name == self.last:
                 continue
@@ -169,7 +171,7 @@ class _Removal:
         return progress
 
     def _empty(self, name: str) -> bool:
-        """Remove the files of a directory at the top, and move its directories up; whether there was any."""
+        """Remove the files of a directory at the top, and move its directories up; return True if there were any."""
         progress = False
         inner = _opened(name, self.top)
         try:
@@ -196,7 +198,7 @@ class _Removal:
         with suppress(PermissionError):
             os.rename(entry.name, fresh, src_dir_fd=inner, dst_dir_fd=self.top)
             return
-        _permit(entry.name, inner)  # moving a directory writes in it: it has another parent then
+        _permit(entry.name, inner)  # moving a directory writes in it: its entry for the parent changes
         os.rename(entry.name, fresh, src_dir_fd=inner, dst_dir_fd=self.top)
 
     def _entries(self, directory: int) -> Iterator["os.DirEntry[str]"]:
