@@ -23,7 +23,7 @@ import trio
 from harness.report import Report, header, lines, options, say_to_stderr
 from harness.rounds import Run, figures_of, median_of
 
-from trio_rollout._core.events import Acked, Delivered, Pulled, Ready, RunIdentity
+from trio_rollout._core.ledger_events import Acked, Delivered, Pulled, Ready, RunIdentity
 from trio_rollout._core.values import Group, Prompt, Segment, Trajectory, VersionSpan
 from trio_rollout.ledger import BatchLimits, open_ledger
 from trio_rollout.ledger._codec import encode_group

@@ -14,7 +14,24 @@ import numpy.typing as npt
 
 from ._core.arrays import IdArray
 from ._core.enums import PauseMode, Status
-from ._core.events import Event, Recovered, RunIdentity
+from ._core.events import (
+    BatchAcked,
+    BatchDelivered,
+    Event,
+    GroupFiltered,
+    GroupQuarantined,
+    GroupReady,
+    GroupRequeued,
+    GroupStarted,
+    GroupStarved,
+    SampleFinished,
+    ServersStayedPaused,
+    TurnFinished,
+    VersionNoted,
+    WindowClosed,
+    WindowOpened,
+)
+from ._core.ledger_events import LedgerEvent, Recovered, RunIdentity
 from ._core.sampling import SamplingParams
 from ._core.settings import Deadlines
 from ._core.statistics import ServerStatistics
@@ -373,7 +390,7 @@ class Ledger(Protocol):
         """
         ...
 
-    async def record(self, events: Sequence[Event]) -> None:
+    async def record(self, events: Sequence[LedgerEvent]) -> None:
         """Write these events in one transaction.
 
         Called by many tasks at once, before the engine shows what the events say. Blocks until they are on disk. Cancelled
@@ -387,19 +404,32 @@ class Ledger(Protocol):
 
 
 class Instrument(Protocol):
-    """Watches the engine. Called synchronously between steps; must not block or raise."""
+    """Is told of everything that happens in an engine.
 
-    def event(self, name: str, fields: Mapping[str, object], /) -> None:
-        """Something happened: ``group.started``, ``group.settled``, ``turn.finished``, ``weights.updated``, …"""
+    ``event`` is called in the task in which the thing happened, between two of its steps, so it must not block. An
+    exception that it raises is logged, and the instrument gets no more events; the engine goes on.
+    """
+
+    def event(self, event: Event, /) -> None:
+        """Take note of an event: one of the subclasses of ``Event``. Ignore those that are not known here."""
         ...
 
 
 __all__ = [
+    "BatchAcked",
+    "BatchDelivered",
     "Drop",
+    "Event",
     "Gateway",
     "Generate",
     "GroupFilter",
+    "GroupFiltered",
+    "GroupQuarantined",
+    "GroupReady",
+    "GroupRequeued",
     "GroupReward",
+    "GroupStarted",
+    "GroupStarved",
     "IdArray",
     "InferenceServers",
     "Instrument",
@@ -409,7 +439,13 @@ __all__ = [
     "OnTokens",
     "Reward",
     "Rollout",
+    "SampleFinished",
     "ServerControl",
+    "ServersStayedPaused",
     "Session",
     "Source",
+    "TurnFinished",
+    "VersionNoted",
+    "WindowClosed",
+    "WindowOpened",
 ]

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from trio_rollout._core.enums import Cause
-from trio_rollout._core.events import (
+from trio_rollout._core.ledger_events import (
     Acked,
     Delivered,
     Pulled,

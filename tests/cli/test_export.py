@@ -10,7 +10,7 @@ import pytest
 import trio
 from click.testing import CliRunner
 
-from trio_rollout._core.events import RunIdentity, VersionChanged
+from trio_rollout._core.ledger_events import RunIdentity, VersionChanged
 from trio_rollout._core.values import Group, Prompt, Segment, Trajectory
 from trio_rollout.cli import main
 from trio_rollout.cli._export import group_object, json_text, write_parquet

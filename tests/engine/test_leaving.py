@@ -4,7 +4,7 @@ import pytest
 import trio
 
 from trio_rollout import Cause, PauseMode
-from trio_rollout._core.events import Recovered
+from trio_rollout._core.ledger_events import Recovered
 from trio_rollout.errors import EngineClosed
 from trio_rollout.sources import IterableSource
 from trio_rollout.testing import HANG, FakeServers, Say, prompts

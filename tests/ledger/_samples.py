@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from trio_rollout._core.enums import Cause, Status, Stop
-from trio_rollout._core.events import (
+from trio_rollout._core.ledger_events import (
     Acked,
     Delivered,
-    Event,
     Filtered,
+    LedgerEvent,
     Pulled,
     Quarantined,
     Ready,
@@ -93,7 +93,7 @@ def ready(number: int, attempt: int = 1, *, size: int = 0) -> Ready:
     return Ready(group=group(number, attempt, size=size))
 
 
-def story(first: int = 0, step: int = 0) -> Iterator[list[list[Event]]]:
+def story(first: int = 0, step: int = 0) -> Iterator[list[list[LedgerEvent]]]:
     """Yield batches of transactions with every kind of event. With small limits they fill, empty and delete segments."""
     a, b, c, d, e, f = range(first, first + 6)
     yield [[pulled(a, b, c, d)], [VersionChanged(version=step)]]

@@ -10,7 +10,7 @@ import sys
 import trio
 
 from trio_rollout._core.enums import Cause
-from trio_rollout._core.events import Event, Recovered
+from trio_rollout._core.ledger_events import LedgerEvent, Recovered
 from trio_rollout.ledger import open_ledger
 from trio_rollout.ledger._open import DiskLedger
 from trio_rollout.ledger._store import StoreLimits
@@ -29,7 +29,7 @@ def say(mark: str, number: int, state: str, attempt: int) -> None:
     os.write(1, f"{mark} {number} {state} {attempt}\n".encode())
 
 
-async def record(ledger: DiskLedger, number: int, state: str, attempt: int, event: Event) -> None:
+async def record(ledger: DiskLedger, number: int, state: str, attempt: int, event: LedgerEvent) -> None:
     say(">", number, state, attempt)
     await ledger.record([event])
     say("<", number, state, attempt)

@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from trio_rollout._core.enums import Cause
-from trio_rollout._core.events import Event, Recovered
+from trio_rollout._core.ledger_events import LedgerEvent, Recovered
 from trio_rollout.errors import LedgerError
 from trio_rollout.ledger._open import DiskLedger, open_ledger
 from trio_rollout.testing import Arm, Inject, Point, cancel_everywhere
@@ -31,7 +31,7 @@ class World:
     withdrawn: set[str] = attrs.field(factory=set)
     failed: set[str] = attrs.field(factory=set)
 
-    async def record(self, ledger: DiskLedger, name: str, *events: Event) -> bool:
+    async def record(self, ledger: DiskLedger, name: str, *events: LedgerEvent) -> bool:
         """Record events and note the result that the caller got."""
         try:
             await ledger.record(events)

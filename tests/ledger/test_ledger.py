@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from trio_rollout._core.enums import Cause
-from trio_rollout._core.events import Event, Filtered, Recovered, Restored, VersionChanged
+from trio_rollout._core.ledger_events import Filtered, LedgerEvent, Recovered, Restored, VersionChanged
 from trio_rollout._core.values import Prompt
 from trio_rollout.errors import DataRefused, LedgerError
 from trio_rollout.ledger import open_ledger
@@ -38,7 +38,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "runs" / "demo"
 
 
-async def record(path: Path, *transactions: list[Event]) -> None:
+async def record(path: Path, *transactions: list[LedgerEvent]) -> None:
     """Open the ledger once and record these events."""
     async with open_ledger(path) as ledger:
         await ledger.begin(IDENTITY)

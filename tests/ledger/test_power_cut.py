@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import attrs
 import pytest
 
-from trio_rollout._core.events import Recovered
+from trio_rollout._core.ledger_events import Recovered
 from trio_rollout.errors import LedgerError
 from trio_rollout.ledger._store import Store, StoreLimits
 from trio_rollout.ledger._transaction import encode_transaction

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from trio_rollout._core.enums import Cause
-from trio_rollout._core.events import Filtered, VersionChanged
+from trio_rollout._core.ledger_events import Filtered, VersionChanged
 from trio_rollout._core.lifecycle import State
 from trio_rollout.errors import LedgerError
 from trio_rollout.ledger import open_ledger, read_ledger

@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from trio_rollout._core.events import Acked, Delivered, Pulled, Ready
+from trio_rollout._core.ledger_events import Acked, Delivered, Pulled, Ready
 from trio_rollout._core.values import Group, GroupId, Prompt
 from trio_rollout.ledger import open_ledger, read_ledger
 from trio_rollout.ledger._codec import packed

@@ -20,6 +20,14 @@ from trio_rollout import (
     SingleTurn,
     open_rollout_engine,
 )
+from trio_rollout.abc import (
+    GroupQuarantined,
+    GroupReady,
+    GroupRequeued,
+    GroupStarted,
+    WindowClosed,
+    WindowOpened,
+)
 from trio_rollout.errors import ServerLost
 from trio_rollout.observe import CountingInstrument, LogInstrument, MetricsInstrument
 from trio_rollout.testing import Fail, FakeServers, Say, prompts
@@ -55,11 +63,11 @@ async def run_engine(*instruments) -> None:
 async def test_counting(autojump_clock):
     counting = CountingInstrument()
     await run_engine(counting)
-    assert counting.events["group.ready"] == 6
-    assert counting.events["weights.updated"] == 1
+    assert counting.events[GroupReady] == 6
+    assert counting.events[WindowOpened] == counting.events[WindowClosed] == 1
     assert counting.requeues == {Cause.SERVER_LOST: 1}
-    assert counting.events["group.started"] == 7
-    assert "group.ready" in repr(counting)
+    assert counting.events[GroupStarted] == 7
+    assert "'GroupReady': 6" in repr(counting)
 
 
 async def test_metrics(autojump_clock):
@@ -85,7 +93,7 @@ async def test_metrics_that_nobody_asks_for_keep_no_more_than_their_window(autoj
     metrics = MetricsInstrument(window_s=5.0)
     group = Group(id=GROUP, attempt=1, prompt=Prompt(id="p1", text="x"), trajectories=())
     for _ in range(100):
-        metrics.event("group.ready", {"group": group})
+        metrics.event(GroupReady(id=GROUP, attempt=1, group=group))
         await trio.sleep(1)
     assert len(metrics._recent) == 5
     assert metrics.snapshot().groups_ready == 100
@@ -95,21 +103,21 @@ async def test_logging(caplog: pytest.LogCaptureFixture, autojump_clock):
     caplog.set_level(logging.INFO, logger="trio_rollout.events")
     await run_engine(LogInstrument())
     lines = [record.message for record in caplog.records if record.name == "trio_rollout.events"]
-    assert any(line.startswith("group.ready id=") and "<2 trajectories>" in line for line in lines)
+    assert any(line.startswith("GroupReady id=0/p") and "<2 trajectories>" in line for line in lines)
     levels = {record.message.partition(" ")[0]: record.levelno for record in caplog.records}
-    assert levels["group.requeued"] == logging.WARNING
-    assert levels["group.ready"] == logging.INFO
+    assert levels["GroupRequeued"] == logging.WARNING
+    assert levels["GroupReady"] == logging.INFO
     assert max(map(len, lines)) < 500
 
 
 def test_a_logger_that_does_not_listen_costs_nothing(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.ERROR, logger="trio_rollout.events")
-    LogInstrument().event("group.requeued", {"id": GROUP, "cause": Cause.DEADLINE})
+    LogInstrument().event(GroupRequeued(id=GROUP, attempt=1, cause=Cause.DEADLINE, error=None))
     assert not caplog.records
 
 
 def test_a_quarantine_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture):
     failure = Failure(cause=Cause.ERROR, type="ValueError", message="no such judge")
     report = QuarantineReport(id=GROUP, cause=Cause.ERROR, attempts=3, error=failure)
-    LogInstrument().event("group.quarantined", {"report": report})
+    LogInstrument().event(GroupQuarantined(id=GROUP, report=report))
     assert "0/p1 (error: ValueError: no such judge)" in caplog.text

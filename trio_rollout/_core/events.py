@@ -1,47 +1,81 @@
-"""What happens to groups, as values: the engine tells its ledger these, the ledger writes them down.
+"""The events of an engine, as values: what its instruments are told.
 
-One ``record(events)`` call is one transaction: either all of them are on disk or none is.
+An instrument gets every event of production, in the order in which things happened, each right after it has happened.
+Evaluations have none. ``id`` is always the group's.
 """
 
 from collections.abc import Mapping
-from typing import TypeAlias
 
 import attrs
 
-from .enums import Cause
-from .values import Failure, Group, GroupId, Prompt, QuarantineReport
+from .enums import Cause, PauseMode
+from .values import Failure, Group, GroupId, QuarantineReport, Trajectory, Turn
 
 
 @attrs.frozen(kw_only=True)
-class Pulled:
-    """Prompts left the source; ``source_state`` is the source's state after that."""
-
-    prompts: tuple[Prompt, ...]
-    source_state: Mapping[str, object]
+class Event:
+    """Base of all events: something has happened in an engine."""
 
 
 @attrs.frozen(kw_only=True)
-class Requeued:
-    """An attempt ended without a result; ``attempts`` and ``unpenalized`` are the group's counts so far, this one included."""
+class GroupStarted(Event):
+    """An attempt at a group began: its rollouts have their slots. ``attempt`` counts from 1."""
 
     id: GroupId
     attempt: int
-    cause: Cause
-    attempts: int
-    unpenalized: int
-    error: Failure | None = None
 
 
 @attrs.frozen(kw_only=True)
-class Ready:
-    """A group is finished and waits for delivery. A ready group replaces its prompt."""
+class TurnFinished(Event):
+    """A server's answer was returned to a generate function, by ``rollout.generate`` or a session.
 
+    ``index`` is the rollout's place in its group, from 0. The turn may have been interrupted and gone on; a turn that was
+    given up, because its attempt ended, is no event.
+    """
+
+    id: GroupId
+    attempt: int
+    index: int
+    turn: Turn
+
+
+@attrs.frozen(kw_only=True)
+class SampleFinished(Event):
+    """A rollout returned a trajectory and its reward is known; a group reward, if there is one, is still to come.
+
+    The sample can still be lost: if a sibling fails, the whole group is tried again.
+    """
+
+    id: GroupId
+    attempt: int
+    trajectory: Trajectory
+
+
+@attrs.frozen(kw_only=True)
+class GroupReady(Event):
+    """A finished group was written to the ledger, if there is one, and waits for delivery."""
+
+    id: GroupId
+    attempt: int
     group: Group
 
 
 @attrs.frozen(kw_only=True)
-class Filtered:
-    """A finished group was dropped by the user's filter."""
+class GroupRequeued(Event):
+    """An attempt ended without a result, or a ready group grew too old (cause STALE): the group will be tried again.
+
+    ``error`` says why the attempt ended; None for STALE.
+    """
+
+    id: GroupId
+    attempt: int
+    cause: Cause
+    error: Failure | None
+
+
+@attrs.frozen(kw_only=True)
+class GroupFiltered(Event):
+    """A finished group was dropped by the group filter, for ``reason``."""
 
     id: GroupId
     attempt: int
@@ -49,83 +83,77 @@ class Filtered:
 
 
 @attrs.frozen(kw_only=True)
-class Quarantined:
-    """A group was given up."""
+class GroupQuarantined(Event):
+    """A group was given up. ``report`` has its cause, the number of attempts and the last error."""
 
+    id: GroupId
     report: QuarantineReport
 
 
 @attrs.frozen(kw_only=True)
-class Delivered:
-    """A batch was handed to the trainer as step ``step``."""
+class GroupStarved(Event):
+    """A group was requeued for being too old ``recycles`` times, the number of ``Discard.max_recycles``. It goes on."""
 
-    step: int
-    ids: tuple[GroupId, ...]
-
-
-@attrs.frozen(kw_only=True)
-class Acked:
-    """The batch of step ``step`` will never be asked for again."""
-
-    step: int
-    ids: tuple[GroupId, ...]
+    id: GroupId
+    recycles: int
 
 
 @attrs.frozen(kw_only=True)
-class Restored:
-    """The trainer went back to step ``step``: these groups, delivered after it and not acked, are ready again."""
+class BatchDelivered(Event):
+    """``next_batch`` returns a batch: its id, its step, its groups, and if one of them had been delivered before."""
 
+    id: str
     step: int
-    ids: tuple[GroupId, ...]
+    groups: tuple[GroupId, ...]
+    redelivered: bool
 
 
 @attrs.frozen(kw_only=True)
-class VersionChanged:
-    """The engine's newest weight version."""
+class BatchAcked(Event):
+    """A batch was acked: no restore will go back before its step."""
+
+    id: str
+    step: int
+
+
+@attrs.frozen(kw_only=True)
+class WindowOpened(Event):
+    """Every server is paused for a weight update, and the body of ``weight_update`` begins.
+
+    ``seconds`` is how long each step took, by name: ``pause``, and with ABORT ``quiet``, until no request of this engine
+    was under way any more.
+    """
+
+    version: int
+    mode: PauseMode
+    seconds: Mapping[str, float]
+
+
+@attrs.frozen(kw_only=True)
+class WindowClosed(Event):
+    """A weight update has ended, and requests are let through again.
+
+    ``adopted``: the engine has the new version; False if a server could not be paused, the body raised, or a server named
+    another version. ``seconds`` is how long each step took, by name, as far as it was reached: ``pause``, ``quiet`` (ABORT
+    only), ``body``, ``confirm`` (reading the servers' versions), ``resume``, ``open`` (waking what waited at the gate).
+    """
+
+    version: int
+    mode: PauseMode
+    adopted: bool
+    seconds: Mapping[str, float]
+
+
+@attrs.frozen(kw_only=True)
+class VersionNoted(Event):
+    """``note_weight_version`` said that the servers have this weight version; there was no window."""
 
     version: int
 
 
-Event: TypeAlias = Pulled | Requeued | Ready | Filtered | Quarantined | Delivered | Acked | Restored | VersionChanged
-
-
 @attrs.frozen(kw_only=True)
-class RunIdentity:
-    """What makes two runs the same: a ledger of another identity is refused.
+class ServersStayedPaused(Event):
+    """At the end of a weight update to ``version``, servers could not be resumed; ``error`` names them."""
 
-    ``settings`` are what the user says must not change, by name.
-    """
-
-    source: str
-    samples_per_prompt: int
-    settings: Mapping[str, str] = attrs.field(factory=dict)
-
-
-@attrs.frozen(kw_only=True)
-class Unfinished:
-    """A group that was pulled and not settled when the last run ended, with the counts of its attempts."""
-
-    prompt: Prompt
-    attempt: int
-    attempts: int
-    unpenalized: int
-
-
-@attrs.frozen(kw_only=True)
-class Recovered:
-    """What a ledger remembers of the runs before this one; empty for a new one.
-
-    ``ready`` holds finished groups in their order; ``delivered`` those handed out and not acked, with their step.
-    ``acked_step`` is the highest step that was acked: no restore may go back to it.
-    """
-
-    source_state: Mapping[str, object] | None = None
-    unfinished: tuple[Unfinished, ...] = ()
-    ready: tuple[Group, ...] = ()
-    delivered: tuple[tuple[int, tuple[Group, ...]], ...] = ()
-    quarantined: tuple[QuarantineReport, ...] = ()
-    filtered: int = 0
-    acked: int = 0
-    next_step: int = 0
-    weight_version: int | None = None
-    acked_step: int | None = None
+    version: int
+    error: str

@@ -12,6 +12,7 @@ from .._core.values import Prompt, copied
 from .._util.ports import Ports
 from ..abc import Gateway, Generate, GroupFilter, GroupReward, InferenceServers, Reward
 from ._gate import Gate
+from ._instruments import Instruments
 
 if TYPE_CHECKING:
     from ..tools import RolloutTools
@@ -41,6 +42,7 @@ class RolloutContext:
     show_tasks: Callable[[trio.lowlevel.Task], str]
     """How a task and all below it wait, as text."""
     gateway: Gateway | None = None
+    instruments: Instruments = attrs.field(factory=Instruments)
 
 
 def fresh_copy(prompt: Prompt) -> Prompt:

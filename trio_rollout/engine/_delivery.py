@@ -14,7 +14,8 @@ import trio
 from .._core.batching import Answer, Decision, decide
 from .._core.book import Entry
 from .._core.enums import Cause
-from .._core.events import Acked, Delivered, Recovered, Requeued, Restored
+from .._core.events import BatchAcked, BatchDelivered, GroupRequeued, GroupStarved
+from .._core.ledger_events import Acked, Delivered, Recovered, Requeued, Restored
 from .._core.lifecycle import Event, State
 from .._core.statistics import EngineStatistics
 from .._core.values import Group
@@ -102,13 +103,14 @@ class Delivery:
 
     async def _recycle(self, stale: Sequence[Entry]) -> None:
         """Requeue groups that are too old for the trainer that would get them now."""
-        state = self.state
+        state, instruments = self.state, self.state.context.instruments
         await state.ledger.write(*(_requeued(entry) for entry in stale))
         for entry in stale:
             state.book.recycle(entry)
+            instruments.emit(GroupRequeued(id=entry.id, attempt=entry.attempt, cause=Cause.STALE, error=None))
             if state.staleness.has_starved(entry):
                 _LOGGER.warning("group %s was too old %d times and is starved", entry.id, entry.recycles)
-                state.instruments.emit("group.starved", id=entry.id, recycles=entry.recycles)
+                instruments.emit(GroupStarved(id=entry.id, recycles=entry.recycles))
         state.ready.remove(stale)
         state.enqueue(stale)
 
@@ -141,6 +143,10 @@ class Delivery:
         )
         self._out[step] = (batch.id, entries)
         self._seen.difference_update(entries)
+        ids = tuple(entry.id for entry in entries)
+        state.context.instruments.emit(
+            BatchDelivered(id=batch.id, step=step, groups=ids, redelivered=batch.redelivered)
+        )
         return batch
 
     async def ack(self, batch: Batch) -> None:
@@ -159,6 +165,7 @@ class Delivery:
             self._last_acked = max(self._last_acked, batch.step)
             for entry in entries:
                 state.book.apply(entry, Event.ACK)
+            state.context.instruments.emit(BatchAcked(id=batch.id, step=batch.step))
 
     async def restore(self, step: int) -> None:
         """Offer again what was delivered after ``step`` and not acked; see ``RolloutEngine.restore``."""

@@ -12,7 +12,7 @@ import trio
 from .._core.batching import Answer, decide
 from .._core.checks import is_whole
 from .._core.enums import Cause, PauseMode
-from .._core.events import Recovered, RunIdentity
+from .._core.ledger_events import Recovered, RunIdentity
 from .._core.settings import EngineSettings
 from .._core.statistics import EngineStatistics
 from .._core.values import Group, GroupId, QuarantineReport
@@ -278,8 +278,9 @@ async def open_rollout_engine(
         show_tasks=task_tree,
         new_tools=partial(new_rollout_tools, deadlines=settings.deadlines, ports=ports),
         gateway=gateway,
+        instruments=Instruments(instruments),
     )
-    state = new_state(source, context, ledger, Instruments(instruments))
+    state = new_state(source, context, ledger)
     engine = await _assembled(state)
     async with engine._running():
         yield engine

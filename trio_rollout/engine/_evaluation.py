@@ -18,6 +18,7 @@ from ..errors import ServerError, SourceError
 from ._attempt import Outcome, Unfinished, new_attempt
 from ._context import RolloutContext
 from ._group import run_attempt
+from ._instruments import Instruments
 from ._state import EngineState, Phase
 
 _AT_ONCE = 64
@@ -142,11 +143,13 @@ class Evaluation:
 
 
 def evaluation_context(context: RolloutContext, generate: Generate | None, samples: int) -> RolloutContext:
-    """The context of an evaluation: no filter, no continuing across versions, perhaps another generate function."""
+    """The context of an evaluation: no filter, no instruments, no continuing across versions, perhaps another generate function."""
     settings = attrs.evolve(
         context.settings,
         samples_per_prompt=samples,
         partial=False,
         max_running=max(context.settings.max_running, samples),
     )
-    return attrs.evolve(context, generate=generate or context.generate, group_filter=None, settings=settings)
+    return attrs.evolve(
+        context, generate=generate or context.generate, group_filter=None, settings=settings, instruments=Instruments()
+    )

@@ -9,6 +9,7 @@ import attrs
 import trio
 
 from .._core.enums import Cause, Status
+from .._core.events import SampleFinished
 from .._core.values import Group, Prompt, Trajectory, copied
 from ..abc import Drop
 from ..errors import GenerateError
@@ -78,6 +79,8 @@ async def _one_rollout(
                 rows[index] = await _scored_rollout(attempt, context, index, deadline)
             if scope.cancelled_caught:
                 attempt.cancel(Cause.DEADLINE, f"rollout {index}: its deadline of {seconds} s passed", sample=index)
+        if context.instruments and index in rows:
+            context.instruments.emit(SampleFinished(id=attempt.id, attempt=attempt.number, trajectory=rows[index]))
     except Exception as error:  # noqa: BLE001  the boundary of user code: its failure becomes the attempt's
         attempt.fail(error, index)
     finally:

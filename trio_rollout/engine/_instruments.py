@@ -6,6 +6,7 @@ from typing import final
 
 import attrs
 
+from .._core.events import Event
 from ..abc import Instrument
 
 _LOGGER = logging.getLogger("trio_rollout")
@@ -18,15 +19,22 @@ def _listed(instruments: Iterable[Instrument]) -> list[Instrument]:
 @final
 @attrs.define(eq=False, repr=False)
 class Instruments:
-    """The instruments that still work."""
+    """The instruments that still work; false if there are none.
 
-    _working: list[Instrument] = attrs.field(converter=_listed)
+    Where an event is made for each turn or sample, the caller asks that first: without instruments it costs nothing.
+    """
 
-    def emit(self, name: str, **fields: object) -> None:
+    _working: list[Instrument] = attrs.field(converter=_listed, default=())
+
+    def __bool__(self) -> bool:
+        return bool(self._working)
+
+    def emit(self, event: Event) -> None:
         """Tell every instrument."""
         for instrument in list(self._working):
             try:
-                instrument.event(name, fields)
+                instrument.event(event)
             except Exception:
                 self._working.remove(instrument)
+                name = type(event).__name__
                 _LOGGER.exception("instrument %r failed at %s and gets no more events", instrument, name)

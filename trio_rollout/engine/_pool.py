@@ -25,8 +25,9 @@ import trio
 from .._core.admission import may_pull, may_start, pullable, startable
 from .._core.book import Entry
 from .._core.enums import Cause
-from .._core.events import Filtered, Quarantined, Ready, Requeued
+from .._core.events import GroupFiltered, GroupQuarantined, GroupReady, GroupRequeued, GroupStarted
 from .._core.failures import Again, after_failure, failure_of, words_of
+from .._core.ledger_events import Filtered, Quarantined, Ready, Requeued
 from .._core.lifecycle import Event, State
 from .._core.values import Prompt, QuarantineReport
 from .._util.time import retry_wait_s, wait_s
@@ -120,7 +121,7 @@ class Pool:
         seconds = state.context.settings.deadlines.group
         attempt = new_attempt(entry.prompt, entry.attempt, rollouts=state.per_group, seconds=seconds)
         lease = state.slots.claim(state.per_group)
-        state.instruments.emit("group.started", id=entry.id, attempt=entry.attempt)
+        state.context.instruments.emit(GroupStarted(id=entry.id, attempt=entry.attempt))
         attempts.start_soon(self._run, entry, attempt, lease, name=f"group {entry.id} attempt {entry.attempt}")
 
     async def _run(self, entry: Entry, attempt: Attempt, lease: SlotLease) -> None:
@@ -158,12 +159,12 @@ class Pool:
                 await state.ledger.write(Ready(group=group))
                 state.budget.group_ready()
                 await state.make_ready(entry, group)
-                state.instruments.emit("group.ready", id=entry.id, attempt=attempt.number, group=group)
+                state.context.instruments.emit(GroupReady(id=entry.id, attempt=attempt.number, group=group))
             case Dropped(reason=reason):
                 await state.ledger.write(Filtered(id=entry.id, attempt=attempt.number, reason=reason))
                 state.budget.group_ready()
                 state.book.apply(entry, Event.FILTER)
-                state.instruments.emit("group.filtered", id=entry.id, attempt=attempt.number, reason=reason)
+                state.context.instruments.emit(GroupFiltered(id=entry.id, attempt=attempt.number, reason=reason))
             case Unfinished():
                 return await self._settle_unfinished(entry, attempt, outcome)
         return None
@@ -197,8 +198,8 @@ class Pool:
         state.book.requeue(entry, outcome.cause, attempts=verdict.attempts, unpenalized=verdict.unpenalized)
         if outcome.cause is Cause.ERROR:  # user code's, mostly: its author should not have to look for it
             _LOGGER.warning("group %s runs again, attempt %d failed: %s", entry.id, attempt.number, outcome.failure)
-        state.instruments.emit(
-            "group.requeued", id=entry.id, attempt=attempt.number, cause=outcome.cause, error=outcome.failure
+        state.context.instruments.emit(
+            GroupRequeued(id=entry.id, attempt=attempt.number, cause=outcome.cause, error=outcome.failure)
         )
         return retry_wait_s(verdict.backoff, retry=retry, rng=state.context.ports.random)
 
@@ -211,7 +212,7 @@ class Pool:
         state = self.state
         state.book.quarantine(entry, report)
         _LOGGER.error("group %s is quarantined at attempt %d: %s", entry.id, report.attempts, report.error)
-        state.instruments.emit("group.quarantined", report=report)
+        state.context.instruments.emit(GroupQuarantined(id=entry.id, report=report))
         if state.budget.group_failed():
             state.failure.fail(
                 RolloutError(

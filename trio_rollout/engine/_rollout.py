@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, final
 import attrs
 
 from .._core.enums import Status
+from .._core.events import TurnFinished
 from .._core.sampling import SamplingParams
 from .._core.segments import no_room, segments_of, status_of
 from .._core.values import Prompt, Trajectory, Turn
@@ -30,7 +31,7 @@ class RolloutHandle:
     """One execution of one prompt, as its generate function sees it (``trio_rollout.abc.Rollout``)."""
 
     _attempt: Attempt
-    _recipe: RolloutContext
+    _context: RolloutContext
     _prompt: Prompt
     index: int
     deadline: float
@@ -50,14 +51,14 @@ class RolloutHandle:
     @property
     def weight_version(self) -> int:
         """The engine's newest weight version."""
-        return self._recipe.gate.version
+        return self._context.gate.version
 
     @property
     def tools(self) -> "RolloutTools":
         """What this rollout may run; everything that is started with it dies when the generate function is over."""
         self._refuse_if_over("tools")
         if self.opened_tools is None:
-            self.opened_tools = self._recipe.new_tools(
+            self.opened_tools = self._context.new_tools(
                 deadline=self.deadline, on_output=ignore_progress if self.progress is None else self.progress.reset
             )
         return self.opened_tools
@@ -65,7 +66,7 @@ class RolloutHandle:
     @property
     def input(self) -> ModelInput:
         """The prompt as the servers take it."""
-        return self._recipe.servers.encode(self._prompt)
+        return self._context.servers.encode(self._prompt)
 
     async def generate(
         self,
@@ -91,7 +92,7 @@ class RolloutHandle:
         try:
             turn = await sample_turn(
                 self._attempt,
-                self._recipe,
+                self._context,
                 input_ids,
                 self._sampling(sampling),
                 affinity=f"{self._attempt.id}#{self.attempt}.{self.index}",
@@ -104,7 +105,12 @@ class RolloutHandle:
                 raise  # the prompt itself: bad input
             return no_room(input_ids, self.weight_version)  # the policy's own doing, and worth training on
         self._turns += 1
+        self._tell_of(turn)
         return turn
+
+    def _tell_of(self, turn: Turn) -> None:
+        if instruments := self._context.instruments:
+            instruments.emit(TurnFinished(id=self._attempt.id, attempt=self.attempt, index=self.index, turn=turn))
 
     def session(self, *, sampling: SamplingParams | None = None) -> AbstractAsyncContextManager[Session]:
         """Open a session for an agent that speaks OpenAI or Anthropic over HTTP; see ``trio_rollout.gateway``.
@@ -113,9 +119,9 @@ class RolloutHandle:
           GenerateError: the engine was opened without a gateway.
         """
         self._refuse_if_over("session")
-        if self._recipe.gateway is None:
+        if self._context.gateway is None:
             raise GenerateError("rollout.session() needs a gateway: open_rollout_engine(..., gateway=...)")
-        return self._recipe.gateway.open_session(self, prompt=self._prompt, sampling=self._sampling(sampling))
+        return self._context.gateway.open_session(self, prompt=self._prompt, sampling=self._sampling(sampling))
 
     def _refuse_if_over(self, what: str) -> None:
         if self.is_over:
@@ -125,7 +131,7 @@ class RolloutHandle:
             )
 
     def _sampling(self, asked: SamplingParams | None) -> SamplingParams:
-        return asked or self._prompt.sampling or _default_sampling(self._recipe.generate)
+        return asked or self._prompt.sampling or _default_sampling(self._context.generate)
 
     def finish(self, turns: Sequence[Turn], *, status: Status | None = None) -> Trajectory:
         """The trajectory of these turns.

@@ -15,8 +15,8 @@ from .._core.admission import Load
 from .._core.batching import Supply
 from .._core.book import Book, Entry
 from .._core.enums import Cause
-from .._core.events import Event, Pulled, Quarantined, Recovered
 from .._core.failures import FailureBudget, failure_of
+from .._core.ledger_events import LedgerEvent, Pulled, Quarantined, Recovered
 from .._core.lifecycle import State
 from .._core.statistics import EngineStatistics, ServerStatistics
 from .._core.values import Group, GroupId, Prompt, QuarantineReport
@@ -25,7 +25,6 @@ from ..abc import Ledger, Source
 from ..errors import DataRefused, EngineClosed, LedgerError
 from ._attempt import RunningAttempts
 from ._context import RolloutContext
-from ._instruments import Instruments
 from ._ready import ReadyBuffer
 from ._slots import Slots
 from ._staleness import StalenessPolicy
@@ -101,7 +100,7 @@ class LedgerWriter:
         """True if there is a ledger: unfinished groups stay in it, and are not given back to the source."""
         return self.ledger is not None
 
-    async def write(self, *events: Event) -> None:
+    async def write(self, *events: LedgerEvent) -> None:
         """Write these events in one transaction; without a ledger this returns at once.
 
         Blocks until they are on disk. Cancelled before the write was accepted, nothing is written; later it waits.
@@ -167,7 +166,6 @@ class EngineState:
     wake: WakeUps
     failure: EngineFailure
     ledger: LedgerWriter
-    instruments: Instruments
     budget: FailureBudget
     book: Book
     ready: ReadyBuffer
@@ -303,7 +301,7 @@ class EngineState:
         )
 
 
-def new_state(source: Source, context: RolloutContext, ledger: Ledger | None, instruments: Instruments) -> EngineState:
+def new_state(source: Source, context: RolloutContext, ledger: Ledger | None) -> EngineState:
     """Return the state of an engine that has not started."""
     settings, wake, running = context.settings, context.gate.wake, RunningAttempts(context.gate.wake.consumers)
     failure = EngineFailure(wake)
@@ -313,7 +311,6 @@ def new_state(source: Source, context: RolloutContext, ledger: Ledger | None, in
         wake=wake,
         failure=failure,
         ledger=LedgerWriter(ledger, failure),
-        instruments=instruments,
         budget=FailureBudget(settings.failure_budget),
         book=Book(on_change=wake.notify),
         ready=ReadyBuffer(settings.max_ready, wake),

@@ -23,7 +23,8 @@ import trio
 
 from .._core.checks import is_whole
 from .._core.enums import Cause, PauseMode
-from .._core.events import VersionChanged
+from .._core.events import Event, ServersStayedPaused, VersionNoted, WindowClosed, WindowOpened
+from .._core.ledger_events import VersionChanged
 from ..errors import ServerError
 from ._state import EngineState
 
@@ -77,23 +78,28 @@ class Weights:
         self.state.failure.check()
         self._check(version, mode)
         gate, window = self.state.context.gate, WeightUpdate(version=version, mode=mode)
-        self._open = window
+        self._open, adopted = window, False
         outside = self._around.set(window)
         try:
             gate.close()
             try:
                 await self._pause(window)
+                self._emit(WindowOpened(version=version, mode=mode, seconds=dict(window.seconds)))
                 with window.timed("body"):
                     yield window
                 with window.timed("confirm"):
                     await self._confirm(version)
+                adopted = True
             finally:
                 with trio.CancelScope(shield=True):
                     await self._reopen(window)
         finally:
             self._around.reset(outside)
             self._open = None
-        self.state.instruments.emit("weights.updated", version=version, mode=mode, seconds=dict(window.seconds))
+            self._emit(WindowClosed(version=version, mode=mode, adopted=adopted, seconds=dict(window.seconds)))
+
+    def _emit(self, event: Event) -> None:
+        self.state.context.instruments.emit(event)
 
     def _check(self, version: int, mode: PauseMode) -> None:
         current = self.state.context.gate.version
@@ -164,7 +170,7 @@ class Weights:
         if version != self.state.context.gate.version:
             self.state.context.servers.require_version(version)
             await self._adopt(version)
-            self.state.instruments.emit("weights.noted", version=version)
+            self._emit(VersionNoted(version=version))
 
     async def _adopt(self, version: int) -> None:
         await self.state.ledger.write(VersionChanged(version=version))
@@ -181,7 +187,7 @@ class Weights:
                 await self.state.context.servers.resume()
             except ServerError as error:
                 _LOGGER.error("after the weight update to %d: %s", window.version, error)  # noqa: TRY400  says it all
-                self.state.instruments.emit("servers.stayed_paused", error=str(error))
+                self._emit(ServersStayedPaused(version=window.version, error=str(error)))
         if limit.cancelled_caught:
             _LOGGER.error("after the weight update to %d: servers were not resumed in time", window.version)
         with window.timed("open"):

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar, final
 import attrs
 import trio
 
-from .._core.events import Event, Recovered, RunIdentity
+from .._core.ledger_events import LedgerEvent, Recovered, RunIdentity
 from .._util.service import open_service
 from ..errors import LedgerError
 from ._disk import Disk, RealDisk
@@ -80,7 +80,7 @@ class DiskLedger:
         self._begun = True
         return found
 
-    async def record(self, events: Sequence[Event]) -> None:
+    async def record(self, events: Sequence[LedgerEvent]) -> None:
         """Write these events in one transaction.
 
         Blocks until they are on disk. Cancelled before the write was accepted, nothing is written. Cancelled later, this

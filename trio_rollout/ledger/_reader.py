@@ -15,7 +15,7 @@ import apsw
 import attrs
 
 from .._core.enums import Cause
-from .._core.events import RunIdentity
+from .._core.ledger_events import RunIdentity
 from .._core.lifecycle import State
 from .._core.values import Failure, Group, GroupId, Prompt, QuarantineReport
 from ..errors import LedgerError

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import apsw
 
 from .._core.enums import Cause
-from .._core.events import Recovered, Unfinished
+from .._core.ledger_events import Recovered, Unfinished
 from .._core.values import Group, GroupId, QuarantineReport
 from . import _schema
 from ._codec import decode_failure, decode_group, decode_prompt, unpacked

@@ -12,7 +12,17 @@ import apsw
 import attrs
 
 from .._core.enums import Cause
-from .._core.events import Acked, Delivered, Filtered, Pulled, Quarantined, Ready, Requeued, Restored, VersionChanged
+from .._core.ledger_events import (
+    Acked,
+    Delivered,
+    Filtered,
+    Pulled,
+    Quarantined,
+    Ready,
+    Requeued,
+    Restored,
+    VersionChanged,
+)
 from .._core.values import GroupId
 from ..errors import LedgerError
 from . import _schema

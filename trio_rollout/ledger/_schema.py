@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import apsw
 
-from .._core.events import RunIdentity
+from .._core.ledger_events import RunIdentity
 from ..errors import LedgerError
 
 FORMAT = 1

@@ -15,7 +15,7 @@ from typing import TypeVar, final
 import apsw
 import attrs
 
-from .._core.events import Recovered, RunIdentity
+from .._core.ledger_events import Recovered, RunIdentity
 from ..errors import DataRefused, LedgerError
 from . import _schema
 from ._disk import Disk

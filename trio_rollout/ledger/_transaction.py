@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import attrs
 
-from .._core.events import Event, Pulled, Quarantined, Ready, Requeued
+from .._core.ledger_events import LedgerEvent, Pulled, Quarantined, Ready, Requeued
 from .._core.values import Failure
 from ._codec import encode_data, encode_failure, encode_group, encode_prompt
 
@@ -17,7 +17,7 @@ from ._codec import encode_data, encode_failure, encode_group, encode_prompt
 class EncodedEvent:
     """One event with its encoded parts."""
 
-    event: Event
+    event: LedgerEvent
     bodies: tuple[bytes, ...] = ()
     """The event's prompts, or its group."""
     note: bytes | None = None
@@ -33,7 +33,7 @@ Transaction: TypeAlias = tuple[EncodedEvent, ...]
 """The events of one caller: all of them are written, or none."""
 
 
-def encode_transaction(events: Sequence[Event]) -> Transaction:
+def encode_transaction(events: Sequence[LedgerEvent]) -> Transaction:
     """Encode the events of one caller.
 
     Raises:
@@ -48,7 +48,7 @@ def size_of(transaction: Transaction) -> int:
     return sum(item.size for item in transaction)
 
 
-def _encoded(event: Event) -> EncodedEvent:
+def _encoded(event: LedgerEvent) -> EncodedEvent:
     match event:
         case Pulled():
             return EncodedEvent(

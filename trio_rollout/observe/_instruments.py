@@ -1,6 +1,7 @@
-"""Two small instruments: one that logs what happens in the engine, one that counts it.
+"""Instruments: one that logs what happens in an engine, one that counts it, and one that turns it into metrics.
 
-Rates and durations from the engine's events, as one frozen value at a time: for progress lines and experiment trackers.
+Give them to ``open_rollout_engine(instruments=[...])``. Metrics are rates and durations as one frozen value at a time: for
+progress lines and experiment trackers.
 """
 
 import logging
@@ -11,60 +12,85 @@ from typing import final
 import attrs
 import trio
 
-from .._core.enums import Cause
-from .._core.values import Failure, Group, GroupId, QuarantineReport
+from .._core.enums import Cause, PauseMode
+from .._core.events import (
+    Event,
+    GroupFiltered,
+    GroupQuarantined,
+    GroupReady,
+    GroupRequeued,
+    GroupStarted,
+    GroupStarved,
+    SampleFinished,
+    ServersStayedPaused,
+    TurnFinished,
+    WindowClosed,
+)
+from .._core.values import Failure, Group, GroupId, QuarantineReport, Trajectory, Turn
 
-_TROUBLE = frozenset({"group.requeued", "group.quarantined", "group.starved", "servers.stayed_paused"})
+_TROUBLE = (GroupRequeued, GroupQuarantined, GroupStarved, ServersStayedPaused)
+_DETAILS = (TurnFinished, SampleFinished)
 
 
 def _brief(value: object) -> str:
-    """A value in a log line: ids and causes, never whole trajectories."""
+    """Return a value as a log line shows it: ids and causes, never whole trajectories."""
     match value:
         case Group():
-            return f"<{len(value.trajectories)} trajectories>"
+            text = f"<{len(value.trajectories)} trajectories>"
+        case Trajectory():
+            text = f"<index {value.index}, {value.turns} turns, reward {value.reward}>"
+        case Turn():
+            text = f"<{len(value.output_ids)} tokens, {value.stop.value}>"
         case QuarantineReport():
-            return f"{value.id} ({value.error})"
-        case Cause():
-            return value.value
-        case Failure() | str():
-            return str(value)
+            text = f"{value.id} ({value.error})"
+        case Cause() | PauseMode():
+            text = str(value.value)
+        case GroupId() | Failure() | str():
+            text = str(value)
+        case tuple():
+            text = f"[{', '.join(map(_brief, value))}]"
         case _:
-            return repr(value)
+            text = repr(value)
+    return text
 
 
 @final
 @attrs.define(eq=False, repr=False)
 class LogInstrument:
-    """Logs every event in one line, trouble as warnings; give it to ``open_rollout_engine(instruments=[...])``."""
+    """Logs each event in one line: trouble as warnings, turns and samples at DEBUG, all others at ``level``."""
 
     logger: logging.Logger = attrs.field(factory=lambda: logging.getLogger("trio_rollout.events"))
     level: int = logging.INFO
 
-    def event(self, name: str, fields: Mapping[str, object], /) -> None:
-        """See ``trio_rollout.abc.Instrument``."""
-        level = max(self.level, logging.WARNING) if name in _TROUBLE else self.level
+    def event(self, event: Event, /) -> None:
+        """Log the event; see ``trio_rollout.abc.Instrument``."""
+        level = self.level
+        if isinstance(event, _TROUBLE):
+            level = max(level, logging.WARNING)
+        elif isinstance(event, _DETAILS):
+            level = min(level, logging.DEBUG)
         if self.logger.isEnabledFor(level):
+            fields = attrs.asdict(event, recurse=False)
             said = " ".join(f"{key}={_brief(value)}" for key, value in fields.items() if value is not None)
-            self.logger.log(level, "%s %s", name, said)
+            self.logger.log(level, "%s %s", type(event).__name__, said)
 
 
 @final
 @attrs.define(eq=False, repr=False)
 class CountingInstrument:
-    """Counts events by name, and requeues by cause."""
+    """Counts events by their class, and requeues by cause."""
 
-    events: Counter[str] = attrs.field(factory=Counter, init=False)
+    events: Counter[type[Event]] = attrs.field(factory=Counter, init=False)
     requeues: Counter[Cause] = attrs.field(factory=Counter, init=False)
 
     def __repr__(self) -> str:
-        return f"<CountingInstrument {dict(self.events)}>"
+        return f"<CountingInstrument { {kind.__name__: count for kind, count in self.events.items()} }>"
 
-    def event(self, name: str, fields: Mapping[str, object], /) -> None:
-        """See ``trio_rollout.abc.Instrument``."""
-        self.events[name] += 1
-        cause = fields.get("cause")
-        if name == "group.requeued" and isinstance(cause, Cause):
-            self.requeues[cause] += 1
+    def event(self, event: Event, /) -> None:
+        """Count the event; see ``trio_rollout.abc.Instrument``."""
+        self.events[type(event)] += 1
+        if isinstance(event, GroupRequeued):
+            self.requeues[event.cause] += 1
 
 
 _MOST_DURATIONS = 1000
@@ -105,41 +131,41 @@ class MetricsInstrument:
     """Gathers metrics; give it to ``open_rollout_engine(instruments=[...])`` and ask it for a ``snapshot`` at any time."""
 
     window_s: float = attrs.field(default=60.0, validator=attrs.validators.gt(0.0))
-    _counts: Counter[str] = attrs.field(factory=Counter, init=False)
+    _counts: Counter[type[Event]] = attrs.field(factory=Counter, init=False)
     _requeues: Counter[Cause] = attrs.field(factory=Counter, init=False)
     _started: dict[GroupId, float] = attrs.field(factory=dict, init=False)
     _durations: deque[float] = attrs.field(factory=lambda: deque(maxlen=_MOST_DURATIONS), init=False)
     _recent: deque[tuple[float, int]] = attrs.field(factory=deque, init=False)
     _tokens: int = attrs.field(default=0, init=False)
+    _updates: int = attrs.field(default=0, init=False)
     _update_s: float | None = attrs.field(default=None, init=False)
     _begun: float | None = attrs.field(default=None, init=False)
 
-    def event(self, name: str, fields: Mapping[str, object], /) -> None:
-        """See ``trio_rollout.abc.Instrument``."""
+    def event(self, event: Event, /) -> None:
+        """Take note of the event; see ``trio_rollout.abc.Instrument``."""
         now = trio.current_time()
         if self._begun is None:
             self._begun = now
-        self._counts[name] += 1
-        match name, fields:
-            case "group.started", {"id": GroupId() as group_id}:
-                self._started[group_id] = now
-            case "group.ready", {"group": Group() as group}:
-                self._ready(group, now)
-            case "group.requeued", {"id": GroupId() as group_id, "cause": Cause() as cause}:
-                self._requeues[cause] += 1
-                self._started.pop(group_id, None)
-            case "group.filtered", {"id": GroupId() as group_id}:
-                self._started.pop(group_id, None)
-            case "group.quarantined", {"report": QuarantineReport(id=group_id)}:
-                self._started.pop(group_id, None)
-            case "weights.updated", {"seconds": Mapping() as seconds}:
-                self._update_s = float(sum(seconds.values()))
+        self._counts[type(event)] += 1
+        match event:
+            case GroupStarted():
+                self._started[event.id] = now
+            case GroupReady():
+                self._ready(event.group, now)
+            case GroupRequeued():
+                self._requeues[event.cause] += 1
+                self._started.pop(event.id, None)
+            case GroupFiltered() | GroupQuarantined():
+                self._started.pop(event.id, None)
+            case WindowClosed(adopted=True):
+                self._updates += 1
+                self._update_s = float(sum(event.seconds.values()))
 
     def _ready(self, group: Group, now: float) -> None:
         tokens = sum(int(segment.loss_mask.sum()) for row in group.trajectories for segment in row.segments)
         self._tokens += tokens
         self._recent.append((now, tokens))
-        self._forget(now)  # here too: perhaps nobody ever asks
+        self._forget(now)  # here too: perhaps no snapshot is ever asked for
         started = self._started.pop(group.id, None)
         if started is not None:
             self._durations.append(now - started)
@@ -155,16 +181,16 @@ class MetricsInstrument:
         span = min(self.window_s, now - self._begun) if self._begun is not None else 0.0
         durations = sorted(self._durations)
         return Metrics(
-            groups_ready=self._counts["group.ready"],
-            groups_filtered=self._counts["group.filtered"],
-            groups_quarantined=self._counts["group.quarantined"],
+            groups_ready=self._counts[GroupReady],
+            groups_filtered=self._counts[GroupFiltered],
+            groups_quarantined=self._counts[GroupQuarantined],
             requeues=dict(self._requeues),
             tokens=self._tokens,
             tokens_per_s=sum(tokens for _, tokens in self._recent) / span if span > 0 else 0.0,
             groups_per_s=len(self._recent) / span if span > 0 else 0.0,
             group_s_median=_quantile(durations, 0.5),
             group_s_p95=_quantile(durations, 0.95),
-            weight_updates=self._counts["weights.updated"],
+            weight_updates=self._updates,
             weight_update_s=self._update_s,
         )
 

@@ -20,7 +20,6 @@ from trio_rollout import (
     Failure,
     Group,
     Prompt,
-    QuarantineReport,
     RolloutEngine,
     SamplingParams,
     Segment,
@@ -28,7 +27,17 @@ from trio_rollout import (
     Trajectory,
     open_rollout_engine,
 )
-from trio_rollout.abc import Gateway, Generate, GroupReward, InferenceServers, Instrument, Reward, Rollout
+from trio_rollout.abc import (
+    Event,
+    Gateway,
+    Generate,
+    GroupQuarantined,
+    GroupReward,
+    InferenceServers,
+    Instrument,
+    Reward,
+    Rollout,
+)
 from trio_rollout.lowlevel import Condition, open_service_nursery
 
 from .._host_servers import HostServers
@@ -189,11 +198,11 @@ class Node:
     def _lent(self, prompt: Prompt) -> Prompt:
         return attrs.evolve(prompt, epoch=self._held[prompt.epoch].lease.prompt.epoch)
 
-    def event(self, name: str, fields: Mapping[str, object], /) -> None:
-        """Settle the lease of a group that is given up: the engine's instrument."""
-        report = fields.get("report")
-        if name == "group.quarantined" and isinstance(report, QuarantineReport):
-            self._settle(report.id.epoch, Settled(failure=attrs.evolve(report.error, cause=report.cause)))
+    def event(self, event: Event, /) -> None:
+        """Settle the lease of a group that was given up: the node is its engine's instrument."""
+        if isinstance(event, GroupQuarantined):
+            error = attrs.evolve(event.report.error, cause=event.report.cause)
+            self._settle(event.id.epoch, Settled(failure=error))
 
     async def deliver(self, engine: RolloutEngine) -> None:
         """Settle the lease of each finished group: the engine's trainer."""
