@@ -82,7 +82,7 @@ def test_every_shortened_request_is_no_request(data):
     cuts=CUTS,
 )
 def test_fuzz_damage_never_gives_a_wrong_request(sent, at, junk, insert, cuts):
-    """What is complete before the damage is returned; the reader ends, and cuts change nothing of what it finds."""
+    """Requests that are complete before the damage are returned; the reader ends, and cuts do not change the result."""
     data = b"".join(sent)
     at %= len(data)
     damaged = data[:at] + junk + data[at + (0 if insert else len(junk)) :]
@@ -236,7 +236,7 @@ def test_trailers_are_no_headers():
 
 @pytest.mark.parametrize("data", [PLAIN, SIZED, CHUNKED, LAST, OFFER, TUNNEL])
 def test_a_head_is_split_from_what_follows_it(data):
-    """A proxy reads a head and hands on the rest, whatever it is."""
+    """A proxy reads a head and hands on the rest as it is."""
     size = data.index(b"\r\n\r\n") + 4
     for length in range(size):
         assert split_head(data[:length]) is None

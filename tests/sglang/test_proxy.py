@@ -1,4 +1,4 @@
-"""Servers behind an HTTP proxy: every connection is a tunnel through it, and nothing else is different."""
+"""Servers behind an HTTP proxy: every connection is a tunnel through the proxy, and nothing else differs."""
 
 from functools import partial
 
@@ -16,7 +16,7 @@ from .helpers import CERTIFICATE, EXPECTED, FIVE, PROMPT, tls_fake
 
 @attrs.define
 class Proxy:
-    """A proxy that tunnels, or says ``refusal``. ``asked``: where to."""
+    """A proxy that tunnels, or answers ``refusal``. ``asked``: the targets."""
 
     refusal: bytes = b""
     url: str = ""

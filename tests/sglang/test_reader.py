@@ -20,7 +20,7 @@ UNTIL_EOF = b"HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n" + BODY
 
 
 def feed(data: bytes, *, cuts: list[int] = [], scratch: int = 65536, eof: bool = True):  # noqa: B006
-    """Feed ``data``, cut at these places, and then the end of the stream; the answer, or None if it wants more."""
+    """Feed ``data``, cut at these places, and the end of the stream; return the answer, or None if more is needed."""
     reader = ResponseReader(memoryview(bytearray(scratch)))
     marks = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
     for start, stop in itertools.pairwise(marks):
@@ -33,7 +33,7 @@ def feed(data: bytes, *, cuts: list[int] = [], scratch: int = 65536, eof: bool =
             piece = piece[taken:]
             reader.received(taken)
             if reader.response is not None:
-                # What follows an answer is seen by whoever looks at the connection before using it again.
+                # The pool notices what follows an answer before it uses the connection again.
                 return reader.response
     if eof:
         reader.received(0)
@@ -43,7 +43,7 @@ def feed(data: bytes, *, cuts: list[int] = [], scratch: int = 65536, eof: bool =
 @pytest.mark.parametrize("data", [SIZED, CHUNKED, CONTINUED, UNTIL_EOF], ids=["sized", "chunked", "100", "until-eof"])
 @given(cuts=st.lists(st.integers(0, 10_000), max_size=20), scratch=st.sampled_from([1, 7, 64, 65536]))
 def test_any_cut_gives_the_same_answer(data, cuts, scratch):
-    """However an answer is cut into pieces on its way, it is the same answer."""
+    """An answer does not depend on the pieces in which it arrives."""
     response = feed(data, cuts=cuts, scratch=scratch)
 
     assert response.status == 200
@@ -67,7 +67,7 @@ def test_every_shortened_answer_is_refused(data):
     cuts=st.lists(st.integers(0, 10_000), max_size=6),
 )
 def test_fuzz_damage_never_hangs_and_never_passes_for_the_whole(data, at, junk, cuts):
-    """With anything written over it, the reader ends with an answer of the announced length or with one of its two errors."""
+    """After any damage, the reader ends with an answer of the announced length or with one of its two errors."""
     at %= len(data)
     damaged = data[:at] + junk + data[at + len(junk) :]
     try:
@@ -81,7 +81,7 @@ def test_fuzz_damage_never_hangs_and_never_passes_for_the_whole(data, at, junk, 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=6))
 def test_fuzz_noise_is_never_an_answer(noise, cuts):
-    """Bytes that don't begin like HTTP give an error, whatever they are."""
+    """Bytes that do not begin like HTTP give an error."""
     if noise.startswith(b"HTTP/"):
         return
     with pytest.raises((BadResponse, ConnectionBroken)):
@@ -115,7 +115,7 @@ def test_bytes_after_a_chunked_body_are_refused(more):
     ],
 )
 def test_contradictory_and_unwanted_framing_is_refused(headers):
-    """Two lengths, a length and chunks, a length that is none, or an encoding nobody asked for: refused, never guessed at."""
+    """Two lengths, a length and chunks, a length that is none, or an encoding that was not asked for: refused, never guessed at."""
     with pytest.raises(BadResponse):
         feed(b"HTTP/1.1 200 OK\r\n" + headers + b"\r\n\r\n" + BODY)
 

@@ -1,4 +1,4 @@
-"""``servers.httpx_transport()``: other people's clients over the same connections, on Trio."""
+"""``servers.httpx_transport()``: clients of other libraries over the same connections, on Trio."""
 
 import warnings
 
@@ -46,7 +46,7 @@ def speaks_openai_and_anthropic(seen):
 
 @pytest.fixture
 def clients_leave_generators(_no_leaks):
-    """OpenAI's client stops reading at the last event, and leaves generators of its own to the garbage collector."""
+    """OpenAI's client stops reading at the last event, and leaves generators to the garbage collector."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Async generator '(openai|httpx2)", ResourceWarning)
         yield
@@ -116,7 +116,7 @@ async def test_the_servers_share_the_work_and_a_prefix_stays_in_front(autojump_c
 
 
 async def test_nothing_is_sent_while_weights_change(autojump_clock):
-    """It waits for the resume, or until the client's own patience is over."""
+    """A request waits for the resume, at most as long as the client's timeout."""
     async with memory_world() as run, httpx.AsyncClient(transport=run.servers.httpx_transport()) as client:
         await run.servers.pause(PauseMode.RETRACT)
         with pytest.raises(httpx.PoolTimeout, match="within 3"):
@@ -156,7 +156,7 @@ async def test_closing_such_a_client_closes_no_connection_of_the_servers(autojum
 
 
 class Drip:
-    """A server that sends one event, and the rest when it is told to."""
+    """A server that sends one event, and the rest when told to."""
 
     def __init__(self):
         self.more = trio.Event()

@@ -14,14 +14,14 @@ SETTINGS = EngineSettings(samples_per_prompt=2, max_running=8)
 
 @attrs.define
 class Diary:
-    """What the trainer knows for sure: it survives every crash."""
+    """The trainer's knowledge that survives every crash."""
 
     acked: Counter[str] = attrs.field(factory=Counter)
     """Groups whose ack has returned."""
     delivered: Counter[str] = attrs.field(factory=Counter)
     finished: bool = False
     power: bool = True
-    """Off: whatever code still runs, for it unwinds, has not happened."""
+    """False after a power cut: code that still unwinds has no effect."""
 
 
 async def reward(_: Trajectory) -> float:
@@ -31,7 +31,7 @@ async def reward(_: Trajectory) -> float:
 
 
 async def crashing(world: SimWorld) -> Diary:
-    """Lives until the data ends; each life but the last ends by a power cut."""
+    """Run lives until the data ends; each life except the last ends by a power cut."""
     diary = Diary()
     while not diary.finished:
         diary.power = True
@@ -47,7 +47,7 @@ async def crashing(world: SimWorld) -> Diary:
 
 
 async def end(world: SimWorld, diary: Diary, life: trio.CancelScope, seconds: float) -> None:
-    """The power goes first: what the cancelled engine still writes while it unwinds does not count."""
+    """Cut the power first: writes of the cancelled engine while it unwinds do not count."""
     await trio.sleep(seconds)
     world.cut_power()
     diary.power = False
@@ -75,11 +75,11 @@ async def live(world: SimWorld, diary: Diary) -> None:
             diary.delivered.update(ids)
             await trio.sleep(world.rng.uniform(0, 3))
             await batch.ack()
-            if diary.power:  # an ack that was accepted by the ledger returns even when it is cancelled
+            if diary.power:  # an ack that the ledger accepted returns even if it is cancelled
                 diary.acked.update(ids)
         diary.finished = diary.power
 
 
 def check(diary: Diary) -> None:
-    """Every group was acked once, none was lost."""
+    """Check that every group was acked once and none was lost."""
     assert diary.acked == Counter(prompt.id for prompt in prompts(COUNT))

@@ -8,7 +8,7 @@ from trio_rollout.testing import sim_run
 
 
 async def jumble(tasks: int = 6) -> list[int]:
-    """Tasks that sleep for as long as others do."""
+    """Run tasks that sleep equally long."""
     order: list[int] = []
 
     async def note(number: int) -> None:
@@ -23,7 +23,7 @@ async def jumble(tasks: int = 6) -> list[int]:
 
 
 def digest(seed: int) -> str:
-    """The digest of one run."""
+    """Return the digest of one run."""
     return sim_run(jumble, 10, seed=seed).digest
 
 

@@ -22,7 +22,7 @@ FAULTS = NetFaults(refused=0.1, unanswered=0.05, reset=0.2, silent=0.05)
 
 
 async def small(world: SimWorld, *, faults: NetFaults = NetFaults()) -> EngineStatistics:  # noqa: B008
-    """Every prompt is delivered once and acked, with a weight update after each batch; nothing stays behind."""
+    """Check that every prompt is delivered once and acked, with a weight update after each batch, and nothing is left."""
     fakes = {f"http://s{number}:1": FakeSGLang() for number in range(2)}
     for url, fake in fakes.items():
         world.net.add_host(url, fake.serve)
@@ -62,7 +62,7 @@ async def small(world: SimWorld, *, faults: NetFaults = NetFaults()) -> EngineSt
 
 
 async def update(engine, fakes, world: SimWorld, version: int) -> None:
-    """Give every server new weights; a window that fails is one of the things that happen."""
+    """Give every server new weights; a window may fail."""
     try:
         async with engine.weight_update(version=version):
             for fake in fakes.values():
@@ -72,12 +72,12 @@ async def update(engine, fakes, world: SimWorld, version: int) -> None:
 
 
 def digest(seed: int) -> str:
-    """The digest of one run with faults."""
+    """Return the digest of one run with faults."""
     return SimWorld(seed=seed).run(faulty).digest
 
 
 async def faulty(world: SimWorld) -> EngineStatistics:
-    """The same under faults."""
+    """Run ``small`` under faults."""
     return await small(world, faults=FAULTS)
 
 

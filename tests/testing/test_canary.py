@@ -1,4 +1,4 @@
-"""The canary: same seed, same digest. If it dies, Trio's private names no longer do what _scheduler.py takes them to do."""
+"""The canary: same seed, same digest. If it fails, Trio's private names no longer do what ``_sim.scheduler`` expects."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def test_the_digest_is_the_same_in_another_process_and_with_other_hashes():
 
 
 def test_equal_deadlines_expire_in_a_repeatable_order():
-    """Trio breaks ties by address; the tasks they wake are put in order afterwards."""
+    """Trio breaks ties of deadlines by address; the tasks that they wake are put in order afterwards."""
 
     async def ties() -> list[int]:
         order: list[int] = []

@@ -13,7 +13,7 @@ BUGS = ["await before try", "marked first", "unshielded requeue"]
 
 
 def sweep(bug: str, **how) -> Sweep:
-    """All points of the toy pool with this bug."""
+    """Sweep all points of the toy pool with this bug."""
     return cancel_everywhere(partial(run_toy, bug=bug), lambda toy, _: toy.require_nothing_lost(), **how)
 
 
@@ -34,7 +34,7 @@ def test_planted_bugs_are_found(bug: str):
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_happy_runs_do_not_find_them(bug: str):
-    """Which is why the points are swept."""
+    """A single cancellation proves little, so all points are swept."""
     for seed in range(20):
         sim_run(run_toy, Arm(lambda *_: None), seed=seed).value.require_nothing_lost()
 
@@ -66,7 +66,7 @@ def test_a_sample_is_drawn_from_the_seed():
 
 
 async def single(arm: Arm[list[str]]) -> list[str]:
-    """One sleep in one scope; remembers whether it was cancelled."""
+    """Sleep once in one scope, and note a cancellation."""
     log = arm.keep([])
     with trio.CancelScope() as scope:
         arm(scope)
@@ -149,7 +149,7 @@ def test_a_state_never_seen_is_an_error():
 
 
 def test_an_armed_scope_is_cancelled_only_while_it_lives():
-    """After it was left there is nothing to cancel, so there are no points either."""
+    """After the scope was left there is nothing to cancel, so there are no points."""
 
     async def long_after(arm: Arm[None]) -> None:
         await single(arm)

@@ -1,4 +1,4 @@
-"""Every snippet of the guide runs as it stands there."""
+"""Every snippet of the guide runs as it is printed."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Invariants are checked before every step, and whatever breaks one ends the run with it."""
+"""Invariants are checked before every step; a broken one ends the run with its error."""
 
 import pytest
 import trio
@@ -41,7 +41,7 @@ def test_what_a_check_raises_is_the_cause():
 
 
 def test_an_instrument_that_asserts_is_noticed(caplog: pytest.LogCaptureFixture):
-    """Trio drops it and goes on: without this it would silently check nothing any more."""
+    """Trio drops the instrument and goes on: without this error its checks would silently stop."""
 
     class Strict(trio.abc.Instrument):
         def before_task_step(self, task: trio.lowlevel.Task) -> None:

@@ -1,4 +1,4 @@
-"""The leak fixture, shown each kind of leak: planted in a test suite of its own, which runs in a process of its own."""
+"""The leak fixture with each kind of leak, planted in a separate test suite that runs in a child process."""
 
 import os
 import socket
@@ -155,7 +155,7 @@ NAMED = {
 
 
 def test_each_planted_leak_fails_its_test_and_nothing_else_does(pytester: pytest.Pytester):
-    """Also with lax warning filters: the plugin makes no assumption about the user's settings."""
+    """Leaks are found with lax warning filters too: the plugin does not depend on the user's settings."""
     pytester.makepyfile(SUITE)
     pytester.makeini("[pytest]\ntrio_mode = true\nfilterwarnings = ignore\n")
     result = pytester.runpytest_subprocess("-p", "trio_rollout.testing.pytest_leaks", "-p", "no:xdist", "-vv", "-rA")

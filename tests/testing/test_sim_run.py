@@ -76,7 +76,7 @@ def test_what_the_function_raises_comes_out_as_it_is_and_names_the_seed():
 
 @pytest.mark.parametrize("main", [hang, hang_shielded, hang_uncancellable])
 def test_a_deadlock_is_found_at_once_and_shows_who_waits_for_what(main, recwarn, capsys):
-    """Also where the waiting task cannot be cancelled; and without noise on stderr."""
+    """A deadlock is found even if the waiting task cannot be cancelled, and without noise on stderr."""
     with pytest.raises(SimDeadlock) as caught:
         sim_run(main, seed=3)
     assert main.__name__ in str(caught.value)
@@ -174,7 +174,7 @@ def test_a_system_task_without_an_owner_is_an_error():
 
 
 def test_a_real_thread_under_virtual_time_is_named_in_the_message():
-    """Virtual time would run away from it."""
+    """Virtual time does not wait for a real thread."""
 
     async def use_thread() -> None:
         await trio.to_thread.run_sync(time.sleep, 0.01, abandon_on_cancel=True)

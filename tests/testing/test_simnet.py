@@ -1,4 +1,4 @@
-"""The simulated network does to connections what a real one does, and says to both ends what TCP would say."""
+"""The simulated network treats connections as a real one does, and both ends see what TCP would show them."""
 
 import random
 from collections import Counter
@@ -19,14 +19,14 @@ PLAIN = Link(latency=(0.01, 0.01), split=0.0)
 
 
 async def echo(stream: trio.abc.Stream) -> None:
-    """Send back what comes, until the end."""
+    """Send back everything received, until the end."""
     async with stream:
         async for data in stream:
             await stream.send_all(data)
 
 
 async def tolerant(stream: trio.abc.Stream) -> None:
-    """The same, for clients that break off."""
+    """``echo`` for clients that break off."""
     with suppress(trio.BrokenResourceError):
         await echo(stream)
 
@@ -37,7 +37,7 @@ async def deaf(stream: trio.abc.Stream) -> None:
 
 
 async def mute(stream: trio.abc.Stream) -> None:
-    """Read, and say nothing."""
+    """Read, and send nothing."""
     async with stream:
         async for _ in stream:
             pass
@@ -65,7 +65,7 @@ async def send(connection: Connection, data: bytes) -> None:
 
 
 async def receive(connection: Connection, count: int) -> bytes:
-    """Exactly so many bytes."""
+    """Receive exactly this many bytes."""
     got, buffer = b"", bytearray(100_000)
     while len(got) < count:
         await connection.wait_readable()
@@ -76,7 +76,7 @@ async def receive(connection: Connection, count: int) -> bytes:
 
 
 async def test_the_server_side_is_a_trio_stream():
-    """By Trio's own tests of streams. They wait for tasks to block, so there is no delay in this network."""
+    """Trio's own tests of streams pass. They wait for tasks to block, so this network has no delay."""
 
     async def pair() -> tuple[SimStream, SimStream]:
         wire = Wire(Link(latency=(0.0, 0.0)), random.Random(0), Counter(), PlannedFault("", 0), lambda _: None)
@@ -194,7 +194,7 @@ def test_closing_with_unread_bytes_is_a_reset_as_in_tcp():
     assert seen == ["reset"]
 
 
-def test_nobody_there():
+def test_connecting_to_a_host_that_does_not_listen_fails():
     async def scenario(net: SimNet) -> None:
         with pytest.raises(OSError, match="no host"):
             await net.connect(parse_url("http://nowhere:1"))
@@ -224,7 +224,7 @@ def test_a_killed_server_resets_its_connections():
 
 
 @pytest.mark.parametrize("sends", ["before the restart", "after it"])
-def test_without_power_the_connection_is_half_open_until_somebody_sends(sends: str):
+def test_without_power_the_connection_is_half_open_until_an_end_sends(sends: str):
     async def scenario(net: SimNet) -> None:
         connection = await connect(net)
         await send(connection, b"work")

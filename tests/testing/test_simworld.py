@@ -36,7 +36,7 @@ def test_hosts_may_die_lose_power_and_be_cut_off():
 
 
 def test_what_was_acked_survives_every_power_cut_and_what_was_not_is_not_lost():
-    """P7, with the engine, its ledger and a disk that tears and reorders what was not synced."""
+    """P7 with the engine, its ledger, and a disk that tears and reorders unsynced writes."""
     interesting = ("power cut", "cut with something acked", "cut with something delivered and not acked")
     explore(crashing, range(12), check=check).require(*interesting)
 

@@ -1,4 +1,4 @@
-"""throw_everywhere raises at every await of a user's callback, and nothing a point does ends it."""
+"""throw_everywhere raises at every await of a user's callback, and no point ends the sweep."""
 
 import attrs
 import pytest
@@ -9,7 +9,7 @@ from trio_rollout.testing import Faults, Point, throw_everywhere
 
 @attrs.define
 class Outcomes:
-    """What became of the callbacks that a toy pool ran."""
+    """The results of the callbacks that a toy pool ran."""
 
     finished: int = 0
     failed: list[str] = attrs.field(factory=list)
@@ -28,7 +28,7 @@ async def helper() -> None:
 
 
 async def pool(faults: Faults[Outcomes], *, catches: type[Exception]) -> Outcomes:
-    """Four callbacks at once; those that fail in a way the pool knows are recorded."""
+    """Run four callbacks at once; failures that the pool expects are recorded."""
     outcomes = Outcomes()
     callback = faults(score)
 
@@ -47,7 +47,7 @@ async def pool(faults: Faults[Outcomes], *, catches: type[Exception]) -> Outcome
 
 
 def check(outcomes: Outcomes, point: Point | None) -> None:
-    """Every callback finished or is recorded as failed."""
+    """Check that every callback finished or is recorded as failed."""
     assert outcomes.finished + len(outcomes.failed) == 4
     assert len(outcomes.failed) == (point is not None)
 
@@ -95,7 +95,7 @@ def test_a_callback_is_also_hit_while_it_is_being_cancelled():
 
 
 def test_a_wrapped_callback_behaves_as_before():
-    """Its value, its exceptions, its cancellation and its name."""
+    """Value, exceptions, cancellation and name of the callback stay."""
 
     async def scenario(faults: Faults[None]) -> None:
         assert await faults(score)(2) == 2

@@ -14,7 +14,7 @@ GROUPS = 6
 
 @attrs.define
 class Toy:
-    """Where each group is."""
+    """The place of each group."""
 
     source: list[int] = attrs.field(factory=lambda: list(range(GROUPS)))
     delivered: list[int] = attrs.field(factory=list)
@@ -22,7 +22,7 @@ class Toy:
     bug: str = ""
 
     def require_nothing_lost(self) -> None:
-        """Every group is in the source or delivered, once; nothing is marked that was not delivered."""
+        """Check that every group is in the source or delivered, once, and only delivered ones are marked."""
         if sorted(self.source + self.delivered) != list(range(GROUPS)):
             raise AssertionError(f"in the source {sorted(self.source)}, delivered {sorted(self.delivered)}")
 
@@ -47,7 +47,7 @@ async def worker(toy: Toy, send: trio.MemorySendChannel[int]) -> None:
 
 
 async def run_toy(arm: Arm[Toy], *, bug: str = "", consumer_s: float = 1.0) -> Toy:
-    """The pool and its consumer inside one armed scope, the workers inside another one."""
+    """Run the pool and its consumer inside one armed scope, and the workers inside another one."""
     toy = arm.keep(Toy(bug=bug))
     send, receive = trio.open_memory_channel[int](0)
     with send, receive, trio.CancelScope() as scope:

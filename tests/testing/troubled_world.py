@@ -51,7 +51,7 @@ def slow(world: SimWorld, nursery: trio.Nursery) -> FakeSGLang:
 
 
 def restart(fake: FakeSGLang, *, forgets: bool) -> None:
-    """A new process: no requests, no pause. If it ``forgets``, the weights are those it was first started with.
+    """Start a new process: no requests, no pause. If it ``forgets``, the weights are those of its first start.
 
     Not every server may forget: with none at the current version nothing can run until the trainer updates the weights,
     which it does between batches only.
@@ -62,7 +62,7 @@ def restart(fake: FakeSGLang, *, forgets: bool) -> None:
 
 
 async def update(engine: RolloutEngine, fakes: list[FakeSGLang]) -> bool:
-    """Give every server new weights; whether that worked. If not, servers with the new ones get no work until it has."""
+    """Give every server new weights; return True if that worked. If not, servers with new ones get no work until it has."""
     version = engine.weight_version + 1
     try:
         async with engine.weight_update(version=version):
@@ -75,7 +75,7 @@ async def update(engine: RolloutEngine, fakes: list[FakeSGLang]) -> bool:
 
 
 async def troubled(world: SimWorld) -> None:
-    """Every group is delivered once, whatever happens to the hosts."""
+    """Check that every group is delivered once in spite of the hosts' troubles."""
     got: list[str] = []
     async with trio.open_nursery() as nursery:
         fakes = {f"http://s{number}:1": slow(world, nursery) for number in range(3)}

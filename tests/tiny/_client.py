@@ -35,7 +35,7 @@ class Pending:
         self.answer: Answer | None = None
 
     async def result(self) -> Any:
-        """The JSON of its answer, which must be a 200."""
+        """Wait for the JSON of the answer, which must be a 200."""
         await self.done.wait()
         assert self.answer is not None
         assert self.answer.status == 200, self.answer
@@ -44,7 +44,7 @@ class Pending:
 
 @attrs.define
 class Client:
-    """Calls one server; every call has a connection of its own."""
+    """Calls one server; every call opens a connection."""
 
     server: TinyServer
     nursery: trio.Nursery
@@ -71,7 +71,7 @@ class Client:
                     return
 
     async def call(self, path: str, body: Any = None, *, method: str | None = None) -> Answer:
-        """One call: POST with a body (an object, or bytes as they are), else GET."""
+        """Make one call: POST with a body (an object, or bytes as they are), otherwise GET."""
         data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         stream, wire = await self._send(method or ("GET" if body is None else "POST"), path, data)
         status, received = 0, b""
@@ -84,13 +84,13 @@ class Client:
         return Answer(status, received)
 
     async def generate(self, **body: Any) -> Any:
-        """The JSON of a ``/generate`` answer, which must be a 200."""
+        """Return the JSON of a ``/generate`` answer, which must be a 200."""
         answer = await self.call("/generate", request(**body))
         assert answer.status == 200, answer
         return answer.json
 
     def start(self, **body: Any) -> Pending:
-        """A ``/generate`` call beside the test."""
+        """Start a ``/generate`` call beside the test."""
         pending = Pending()
 
         async def run() -> None:
@@ -106,7 +106,7 @@ class Client:
         return stream
 
     async def chunks(self, **body: Any) -> list[Any]:
-        """All chunks of a stream that ends with [DONE]."""
+        """Return all chunks of a stream that ends with [DONE]."""
         answer = await self.call("/generate", request(stream=True, **body))
         assert answer.status == 200
         *events, done, rest = answer.body.decode().split("\n\n")
@@ -115,7 +115,7 @@ class Client:
 
 
 def request(**body: Any) -> dict[str, Any]:
-    """A request in SGLang's shape; what is no field of it goes into ``sampling_params``."""
+    """Return a request in SGLang's shape; names that are not its fields go into ``sampling_params``."""
     fields = {"text", "input_ids", "rid", "stream", "return_logprob", "logprob_start_len", "top_logprobs_num"}
     fields |= {"token_ids_logprob", "return_prompt_token_ids", "return_text_in_logprobs", "sampling_params"}
     sampling = {name: value for name, value in body.items() if name not in fields}

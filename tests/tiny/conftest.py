@@ -22,7 +22,7 @@ def _in_virtual_time(run: Callable[..., Any], *args: Any, clock: object = None, 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whoever talks to a server without sockets does so in virtual time, without having to ask for a clock."""
+    """Run every test that uses ``open_client`` in virtual time."""
     for item in items:
         if "open_client" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.trio(run=_in_virtual_time), append=False)
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def open_client(nursery: trio.Nursery) -> OpenClient:
-    """``async with open_client(**settings) as client``: a server of its own; a step takes a second of virtual time."""
+    """``async with open_client(**settings) as client`` opens a new server; a step takes a second of virtual time."""
 
     @asynccontextmanager
     async def opened(**settings: Any) -> AsyncGenerator[Client]:

@@ -1,4 +1,4 @@
-"""The routes beside /generate, where they answer at once."""
+"""The routes besides /generate, as far as they answer at once."""
 
 import json
 
@@ -22,7 +22,7 @@ async def test_model_info_leads_to_a_config_and_a_tokenizer(client: Client):
     assert (await client.call("/get_model_info")).json == info
 
 
-async def test_a_vocabulary_of_another_size_has_a_config_of_its_own(open_client):
+async def test_a_vocabulary_of_another_size_gets_its_config(open_client):
     async with open_client(vocab=16) as client:
         folder = (await client.call("/model_info")).json["model_path"]
         config = await trio.Path(folder, "config.json").read_text(encoding="utf-8")
@@ -88,7 +88,7 @@ async def test_weights_that_cannot_be_read_are_a_400_and_change_nothing(client: 
 
 async def test_tool_calls_are_found_in_a_text(client: Client):
     text = 'Let me see.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
-    text += '\n<tool_call>\n{"name": "nobody"}\n</tool_call>\n<tool_call>\nno JSON\n</tool_call>'
+    text += '\n<tool_call>\n{"name": "unknown"}\n</tool_call>\n<tool_call>\nno JSON\n</tool_call>'
     parsed = await client.call("/parse_function_call", {"text": text, "tools": TOOLS, "tool_call_parser": "qwen25"})
 
     assert parsed.json == {

@@ -1,4 +1,4 @@
-"""The prefix cache knows exactly the prefixes of what it was given, within its bound."""
+"""The prefix cache holds exactly the prefixes of what it was given, within its bound."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The server in a process of its own, and over real sockets."""
+"""The server in a child process, and over real sockets."""
 
 import signal
 import subprocess
@@ -90,7 +90,7 @@ async def test_a_process_that_does_not_start_says_so(tmp_path):
             pytest.fail("it must not start")
 
 
-async def test_a_process_leaves_with_whoever_started_it():
+async def test_a_process_ends_with_the_process_that_started_it():
     program = """
 import trio
 from trio_rollout.tiny import open_tiny_process

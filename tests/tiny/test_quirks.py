@@ -1,4 +1,4 @@
-"""What a client meets on a real SGLang and would not expect; each of it was seen there."""
+"""Behaviour of a real SGLang that a client would not expect; each was observed on one."""
 
 import json
 
@@ -8,7 +8,7 @@ from ._client import PROMPT, Client
 
 
 async def steps(count: float) -> None:
-    """Let so many decode steps happen."""
+    """Let this many decode steps happen."""
     await trio.sleep(count)
 
 
@@ -42,7 +42,7 @@ async def test_a_queued_request_that_is_aborted_has_no_tokens_and_less_meta_info
 async def test_an_abort_matches_by_prefix_once_its_own_rid_is_active(client: Client):
     first, second = client.start(rid="ab", max_new_tokens=100), client.start(rid="abc", max_new_tokens=100)
     await steps(2)
-    await client.call("/abort_request", {"rid": "a"})  # nobody's rid: no effect
+    await client.call("/abort_request", {"rid": "a"})  # the rid of no request: no effect
     await steps(2)
     assert not first.done.is_set()
     await client.call("/abort_request", {"rid": "ab"})
@@ -325,7 +325,7 @@ async def test_a_token_outside_the_vocabulary_kills_the_server(client: Client):
     assert "1000000" in str(client.server.failure)
 
 
-async def test_several_samples_have_rids_of_their_own_and_share_the_prompt(client: Client):
+async def test_several_samples_have_new_rids_and_share_the_prompt(client: Client):
     answers = await client.generate(rid="mine", n=2, max_new_tokens=3)
 
     assert len(answers) == 2

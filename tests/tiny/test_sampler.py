@@ -1,4 +1,4 @@
-"""Sampling: the right distribution, the right sets, and no token that must not come."""
+"""Sampling: the right distribution, the right sets, and no token that is not allowed."""
 
 import numpy as np
 import pytest

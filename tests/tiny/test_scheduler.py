@@ -1,4 +1,4 @@
-"""Continuous batching without a server: who runs, who waits, what each request gets."""
+"""Continuous batching without a server: the running, the waiting, and the tokens of each request."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def request(rid: str = "r", *, prompt: tuple[int, ...] = (1, 2, 3), **fields: ob
 
 
 def run(one: Scheduler, *requests: Request) -> list[str]:
-    """Add these and step until nothing is left; the rids in the order in which they ended."""
+    """Add these, step until nothing is left, and return the rids in the order of their ends."""
     for each in requests:
         assert one.add(each)
     ended = []

@@ -1,4 +1,4 @@
-"""Scripted answers: what an agent's model says in a demonstration."""
+"""Scripted answers of the model, for demonstrations of agents."""
 
 from pathlib import Path
 
@@ -107,7 +107,7 @@ def test_a_script_that_cannot_be_used_is_refused_by_name(tmp_path, name, content
 
 
 async def test_scripted_tool_calls_survive_the_round_trip(open_client, tmp_path):
-    """What the script calls is what /parse_function_call finds in the answer."""
+    """/parse_function_call finds the calls of the script in the answer."""
     path = tmp_path / "script.toml"
     path.write_text(SCRIPT, encoding="utf-8")
     tools = [{"type": "function", "function": {"name": "bash"}}]

@@ -84,7 +84,7 @@ async def test_a_stop_id_is_silenced_by_ignore_eos_as_in_sglang(client: Client):
 
 
 async def test_an_abort_in_the_queue_sends_the_last_token_again(open_client, nursery):
-    """SGLang's slip in incremental mode; ``completion_tokens`` tells how many there really are."""
+    """A bug of SGLang in incremental mode; ``completion_tokens`` is the true number."""
     async with open_client(incremental=True) as client:
         got = []
 

@@ -81,11 +81,6 @@ class TinyModel:
         """Size of the vocabulary."""
         return int(self.table.shape[1])
 
-    @property
-    def exact(self) -> bool:
-        """True if no two contexts share a row."""
-        return self._exact
-
     @classmethod
     def random(
         cls, *, vocab: int, context_tokens: int = 3, rows: int = 4096, scale: float = 2.0, seed: int = 0
