@@ -142,7 +142,8 @@ async def test_a_stream_of_events_is_cancelled_when_its_client_leaves(served, au
     while b"data: 1\n\n" not in received:
         received += await stream.receive_some()
     await stream.aclose()
-    await over.wait()
+    with trio.fail_after(1):
+        await over.wait()
 
     assert left.is_set()
 
