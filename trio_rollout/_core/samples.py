@@ -1,0 +1,240 @@
+"""The samples of one group: which are finished, which are missing, and when the group is done. No I/O, no clock.
+
+A sample is what is paid for, so a failure ends a sample and not its group. ``Samples`` lives as long as its group is not
+settled, over all of the group's attempts: a sample that is finished stays finished until the group settles or the sample
+becomes too old, and each attempt runs only the samples that are missing.
+
+Invariant 1 (conservation at sample grain): between any two calls each sample of the group is in exactly one state, and the
+counts of all states add up to the number of samples.
+"""
+
+import enum
+import math
+from collections.abc import Iterator, Sequence
+from typing import final
+
+import attrs
+
+from .lifecycle import IllegalTransition
+from .values import Failure, Trajectory
+
+
+class SampleState(enum.Enum):
+    """The state of one sample."""
+
+    MISSING = "missing"
+    """It has no result and nothing runs for it; the group's next attempt will run it."""
+    RUNNING = "running"
+    """A try is under way."""
+    RESTING = "resting"
+    """A try failed; the next one begins after a backoff. It holds no slot."""
+    FINISHED = "finished"
+    """It has its trajectory, scored."""
+    FAILED = "failed"
+    """It failed for good: its tries are used up."""
+
+
+class SampleEvent(enum.Enum):
+    """An event in a sample's life."""
+
+    START = "start"
+    """A try begins."""
+    REST = "rest"
+    """The try failed, and another one will follow in the same attempt."""
+    FINISH = "finish"
+    """The try ended with a scored trajectory."""
+    FAIL = "fail"
+    """The try failed, and no other will follow."""
+    STOP = "stop"
+    """The group's attempt ended before the sample did."""
+    DROP = "drop"
+    """The finished sample is too old to be delivered."""
+
+
+SAMPLE_TRANSITIONS: dict[SampleState, dict[SampleEvent, SampleState]] = {
+    SampleState.MISSING: {
+        SampleEvent.START: SampleState.RUNNING,
+    },
+    SampleState.RUNNING: {
+        SampleEvent.REST: SampleState.RESTING,
+        SampleEvent.FINISH: SampleState.FINISHED,
+        SampleEvent.FAIL: SampleState.FAILED,
+        SampleEvent.STOP: SampleState.MISSING,
+    },
+    SampleState.RESTING: {
+        SampleEvent.START: SampleState.RUNNING,
+        SampleEvent.FAIL: SampleState.FAILED,
+        SampleEvent.STOP: SampleState.MISSING,
+    },
+    SampleState.FINISHED: {
+        SampleEvent.DROP: SampleState.MISSING,
+    },
+    SampleState.FAILED: {},
+}
+
+
+@attrs.frozen
+class SampleCounts:
+    """The tries of one sample so far.
+
+    ``attempts`` counts those that ended by the sample's own doing or by time (``Retry.max_attempts`` bounds them);
+    ``unpenalized`` those in a row that ended by anything else without one new token (``Retry.max_free`` bounds them).
+    """
+
+    attempts: int = 0
+    unpenalized: int = 0
+
+
+@attrs.define(eq=False)
+class _Sample:
+    state: SampleState = SampleState.MISSING
+    counts: SampleCounts = SampleCounts()
+    trajectory: Trajectory | None = None
+    failure: Failure | None = None
+
+
+class Progress(enum.Enum):
+    """The answer to "is the group done?"."""
+
+    UNFINISHED = "unfinished"
+    """Samples are missing, running or resting."""
+    COMPLETE = "complete"
+    """Every sample is finished, or enough are and the others failed for good."""
+    FAILED = "failed"
+    """Too many samples failed for good: the group can never be complete."""
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class Samples:
+    """The samples of one group, by index."""
+
+    _samples: tuple[_Sample, ...]
+
+    @classmethod
+    def of(cls, count: int) -> "Samples":
+        """Return ``count`` missing samples that were never tried."""
+        return cls(tuple(_Sample() for _ in range(count)))
+
+    @classmethod
+    def recovered(cls, count: int, kept: Sequence[Trajectory], counts: Sequence[SampleCounts]) -> "Samples":
+        """Return the samples of a group as a ledger remembers them: ``kept`` are finished, all others are missing.
+
+        ``counts`` has the tries of each sample by index, or is empty if none was ever tried in vain.
+        """
+        samples = tuple(_Sample(counts=each) for each in (counts or [SampleCounts()] * count))
+        for trajectory in kept:
+            samples[trajectory.index].state = SampleState.FINISHED
+            samples[trajectory.index].trajectory = trajectory
+        return cls(samples)
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def count(self, state: SampleState) -> int:
+        """Return how many samples are in this state."""
+        return sum(sample.state is state for sample in self._samples)
+
+    def state(self, index: int) -> SampleState:
+        """Return the state of one sample."""
+        return self._samples[index].state
+
+    def counts(self) -> tuple[SampleCounts, ...]:
+        """Return the tries of every sample, by index."""
+        return tuple(sample.counts for sample in self._samples)
+
+    def counts_of(self, index: int) -> SampleCounts:
+        """Return the tries of one sample."""
+        return self._samples[index].counts
+
+    def missing(self) -> tuple[int, ...]:
+        """Return the indices that the next attempt has to run."""
+        return self._in(SampleState.MISSING)
+
+    def kept(self) -> tuple[Trajectory, ...]:
+        """Return the finished trajectories, by index."""
+        return tuple(sample.trajectory for sample in self._finished() if sample.trajectory is not None)
+
+    def unscored(self) -> tuple[Trajectory, ...]:
+        """Return what samples that failed for good had sampled: their scorer failed, and they can be scored again."""
+        failed = (sample for sample in self._samples if sample.state is SampleState.FAILED)
+        return tuple(sample.trajectory for sample in failed if sample.trajectory is not None)
+
+    def failures(self) -> Iterator[tuple[int, Failure]]:
+        """Iterate over the samples that failed for good, with the failure of each."""
+        for index, sample in enumerate(self._samples):
+            if sample.state is SampleState.FAILED and sample.failure is not None:
+                yield index, sample.failure
+
+    def progress(self, min_samples: int | None) -> Progress:
+        """Say whether the group is done; ``min_samples`` finished ones are enough, None means all."""
+        failed = self.count(SampleState.FAILED)
+        if failed and (min_samples is None or len(self) - failed < min_samples):
+            return Progress.FAILED
+        whole = self.count(SampleState.FINISHED) + failed == len(self)
+        return Progress.COMPLETE if whole else Progress.UNFINISHED
+
+    def start(self, index: int) -> None:
+        """Begin a try."""
+        self._apply(index, SampleEvent.START)
+
+    def rest(self, index: int, counts: SampleCounts) -> None:
+        """End a try without a result; another one follows. ``counts`` include it."""
+        self._apply(index, SampleEvent.REST)
+        self._samples[index].counts = counts
+
+    def finish(self, index: int, trajectory: Trajectory) -> None:
+        """End a try with this scored trajectory."""
+        self._apply(index, SampleEvent.FINISH)
+        self._samples[index].trajectory = trajectory
+
+    def fail(self, index: int, failure: Failure, counts: SampleCounts, unscored: Trajectory | None = None) -> None:
+        """Give a sample up, for this reason. ``counts`` include the try that failed; ``unscored`` is what it sampled."""
+        self._apply(index, SampleEvent.FAIL)
+        sample = self._samples[index]
+        sample.failure, sample.counts, sample.trajectory = failure, counts, unscored
+
+    def stop(self, index: int, counts: SampleCounts | None = None) -> None:
+        """End a sample's try, or its rest, with the group's attempt. ``counts`` where that charges the sample."""
+        self._apply(index, SampleEvent.STOP)
+        if counts is not None:
+            self._samples[index].counts = counts
+
+    def drop(self, index: int) -> None:
+        """Forget a finished sample: it is to be sampled again."""
+        self._apply(index, SampleEvent.DROP)
+        self._samples[index].trajectory = None
+
+    def too_old(self, *, oldest_allowed: int | None, spread: int | None, newest: int) -> tuple[int, ...]:
+        """Return the finished samples that must be dropped, by index.
+
+        ``oldest_allowed`` is the lowest weight version that may still be delivered (None: any). ``spread`` bounds how far a
+        group's oldest token may lie behind its newest one, which is at least ``newest`` if a sample is still to be made.
+        """
+        bounds = [oldest_allowed, None if spread is None else newest - spread]
+        limit = max((bound for bound in bounds if bound is not None), default=None)
+        if limit is None:
+            return ()
+        return tuple(
+            index
+            for index, sample in enumerate(self._samples)
+            if sample.state is SampleState.FINISHED and _oldest(sample.trajectory) < limit
+        )
+
+    def _finished(self) -> Iterator[_Sample]:
+        return (sample for sample in self._samples if sample.state is SampleState.FINISHED)
+
+    def _in(self, state: SampleState) -> tuple[int, ...]:
+        return tuple(index for index, sample in enumerate(self._samples) if sample.state is state)
+
+    def _apply(self, index: int, event: SampleEvent) -> None:
+        sample = self._samples[index]
+        try:
+            sample.state = SAMPLE_TRANSITIONS[sample.state][event]
+        except KeyError:
+            raise IllegalTransition(f"sample {index} that is {sample.state.value} cannot {event.value}") from None
+
+
+def _oldest(trajectory: Trajectory | None) -> float:
+    segments = () if trajectory is None else trajectory.segments
+    return min((span.version for segment in segments for span in segment.versions), default=math.inf)
