@@ -1,4 +1,4 @@
-"""What happens to groups, as values: the engine tells its ledger these, the ledger writes them down.
+"""The events in the lives of groups and samples, as values: the engine tells its ledger these, and the ledger writes them down.
 
 One ``record(events)`` call is one transaction: either all of them are on disk or none is.
 """
@@ -9,7 +9,8 @@ from typing import TypeAlias
 import attrs
 
 from .enums import Cause
-from .values import Failure, Group, GroupId, Prompt, QuarantineReport
+from .samples import SampleCounts
+from .values import Failure, Group, GroupId, Prompt, QuarantineReport, Trajectory
 
 
 @attrs.frozen(kw_only=True)
@@ -22,7 +23,12 @@ class Pulled:
 
 @attrs.frozen(kw_only=True)
 class Requeued:
-    """An attempt ended without a result; ``attempts`` and ``unpenalized`` are the group's counts so far, this one included."""
+    """An attempt ended without a result; ``attempts`` and ``unpenalized`` are the group's counts so far, this one included.
+
+    ``samples`` are the tries of each sample, by index; empty if none was tried in vain. The kept samples stay. A finished
+    group that is too old (``Cause.STALE``) waits again without samples: those that are still fresh enough are recorded
+    after this event, in the same transaction, each as a ``SampleKept``.
+    """
 
     id: GroupId
     attempt: int
@@ -30,11 +36,33 @@ class Requeued:
     attempts: int
     unpenalized: int
     error: Failure | None = None
+    samples: tuple[SampleCounts, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class SampleKept:
+    """A sample of a waiting group is finished, and stays until the group settles. Its prompt must be the group's.
+
+    Written in the background, so it may come late. Of two trajectories of one sample that of the newer attempt counts. The
+    sample of a group that has settled is ignored: a ready group has its samples in its body.
+    """
+
+    id: GroupId
+    attempt: int
+    trajectory: Trajectory
+
+
+@attrs.frozen(kw_only=True)
+class SamplesDropped:
+    """Kept samples of a waiting group are too old, and will be sampled again. Samples that are not kept are ignored."""
+
+    id: GroupId
+    indices: tuple[int, ...]
 
 
 @attrs.frozen(kw_only=True)
 class Ready:
-    """A group is finished and waits for delivery. A ready group replaces its prompt."""
+    """A group is finished and waits for delivery. A ready group replaces its prompt and its kept samples."""
 
     group: Group
 
@@ -50,9 +78,13 @@ class Filtered:
 
 @attrs.frozen(kw_only=True)
 class Quarantined:
-    """A group was given up."""
+    """A group was given up. Its kept samples stay in the ledger.
+
+    ``unscored``: the trajectories of samples whose scorer failed for good; they can be scored again later.
+    """
 
     report: QuarantineReport
+    unscored: tuple[Trajectory, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -87,13 +119,23 @@ class VersionChanged:
 
 
 LedgerEvent: TypeAlias = (
-    Pulled | Requeued | Ready | Filtered | Quarantined | Delivered | Acked | Restored | VersionChanged
+    Pulled
+    | Requeued
+    | SampleKept
+    | SamplesDropped
+    | Ready
+    | Filtered
+    | Quarantined
+    | Delivered
+    | Acked
+    | Restored
+    | VersionChanged
 )
 
 
 @attrs.frozen(kw_only=True)
 class RunIdentity:
-    """What makes two runs the same: a ledger of another identity is refused.
+    """The identity of a run: a ledger of another identity is refused.
 
     ``settings`` are what the user says must not change, by name.
     """
@@ -105,17 +147,23 @@ class RunIdentity:
 
 @attrs.frozen(kw_only=True)
 class Unfinished:
-    """A group that was pulled and not settled when the last run ended, with the counts of its attempts."""
+    """A group that was pulled and not settled when the last run ended, with the counts of its attempts.
+
+    ``samples`` are the tries of each sample as of the last requeue, by index, or empty; ``kept`` the finished samples, by
+    index.
+    """
 
     prompt: Prompt
     attempt: int
     attempts: int
     unpenalized: int
+    samples: tuple[SampleCounts, ...] = ()
+    kept: tuple[Trajectory, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
 class Recovered:
-    """What a ledger remembers of the runs before this one; empty for a new one.
+    """The memory that a ledger has of the runs before this one; empty for a new one.
 
     ``ready`` holds finished groups in their order; ``delivered`` those handed out and not acked, with their step.
     ``acked_step`` is the highest step that was acked: no restore may go back to it.

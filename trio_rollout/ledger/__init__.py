@@ -9,10 +9,12 @@ from ._open import open_ledger as open_ledger
 from ._reader import GroupSummary as GroupSummary
 from ._reader import LedgerReader as LedgerReader
 from ._reader import read_ledger as read_ledger
+from ._samples import GroupSamples as GroupSamples
 
 __all__ = [
     "BatchLimits",
     "DiskLedger",
+    "GroupSamples",
     "GroupSummary",
     "LedgerReader",
     "open_ledger",

@@ -7,7 +7,7 @@ any size, lone surrogates (models produce them), numpy numbers (as Python number
 refused with the path to it (docs/decisions/0008-what-the-ledger-is-made-of.md).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import starmap
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core.enums import Cause, Status, Stop
+from .._core.samples import SampleCounts
 from .._core.sampling import SamplingParams
 from .._core.values import Failure, Group, GroupId, Prompt, Segment, Trajectory, VersionSpan
 from ..errors import DataRefused
@@ -56,6 +57,35 @@ def decode_group(data: bytes | memoryview) -> Group:
         prompt=prompt,
         trajectories=tuple(_trajectory_from(row, prompt) for row in stored["trajectories"]),
     )
+
+
+def encode_sample(gid: GroupId, trajectory: Trajectory) -> bytes:
+    """Encode a trajectory of this group without its prompt.
+
+    Raises:
+      DataRefused: names the group, the sample and the key that can't be stored.
+
+    """
+
+    def encode(row: Trajectory) -> object:
+        return _trajectory(row, None)
+
+    return _encoded(f"sample {trajectory.index} of group {gid}", encode, trajectory, group=gid)
+
+
+def decode_sample(data: bytes | memoryview, prompt: Prompt) -> Trajectory:
+    """Decode the result of ``encode_sample``; ``prompt`` is the group's. The arrays are read-only."""
+    return _trajectory_from(unpacked(data), prompt)
+
+
+def encode_counts(counts: Sequence[SampleCounts]) -> bytes | None:
+    """Encode the tries of each sample; None for none."""
+    return packed([(each.attempts, each.unpenalized) for each in counts]) if counts else None
+
+
+def decode_counts(data: bytes | None) -> tuple[SampleCounts, ...]:
+    """Decode the result of ``encode_counts``."""
+    return () if data is None else tuple(starmap(SampleCounts, unpacked(data)))
 
 
 def prompt_of_group(data: bytes | memoryview) -> bytes:
@@ -178,10 +208,10 @@ def _segment_from(stored: dict[str, Any]) -> Segment:
     )
 
 
-def _trajectory(row: Trajectory, of_group: dict[str, object], prompt: Prompt) -> dict[str, object]:
-    own = of_group if row.prompt is prompt else _prompt(row.prompt)
+def _trajectory(row: Trajectory, prompt: dict[str, object] | None) -> dict[str, object]:
+    """Return the trajectory with this prompt; None stands for the group's."""
     return {
-        "prompt": None if own is of_group or packed(own) == packed(of_group) else own,
+        "prompt": prompt,
         "index": row.index,
         "segments": [_named(f"segments[{place}].", _segment, segment) for place, segment in enumerate(row.segments)],
         "status": row.status.value,
@@ -209,7 +239,8 @@ def _group(group: Group) -> dict[str, object]:
     prompt = _prompt(group.prompt)
 
     def encode(row: Trajectory) -> object:
-        return _trajectory(row, prompt, group.prompt)
+        own = prompt if row.prompt is group.prompt else _prompt(row.prompt)
+        return _trajectory(row, None if own is prompt or packed(own) == packed(prompt) else own)
 
     rows = [_named(f"trajectories[{place}].", encode, row) for place, row in enumerate(group.trajectories)]
     return {

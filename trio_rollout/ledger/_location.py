@@ -28,3 +28,17 @@ class InSegment:
 
 
 Location: TypeAlias = Inline | InSegment
+
+
+def location_of(segment: int | None, start: int, length: int, crc: int, body: bytes | None) -> Location | None:
+    """Return a body's location from its columns; None if the row has no body."""
+    if segment is not None:
+        return InSegment(segment, start, length, crc)
+    return None if body is None else Inline(body)
+
+
+def segment_columns(location: Location | None) -> tuple[int | None, int | None, int | None, int | None]:
+    """Return the columns segment, start, length, crc."""
+    if isinstance(location, InSegment):
+        return location.segment, location.offset, location.length, location.crc
+    return None, None, None, None

@@ -5,11 +5,11 @@ has reclaimed or moved meanwhile is looked up again.
 """
 
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import apsw
 import attrs
@@ -20,20 +20,24 @@ from .._core.lifecycle import State
 from .._core.values import Failure, Group, GroupId, Prompt, QuarantineReport
 from ..errors import LedgerError
 from . import _schema
-from ._codec import decode_failure, decode_group, decode_prompt, unpacked
+from ._codec import decode_failure, decode_group, decode_prompt, decode_sample, unpacked
 from ._disk import DATABASE, read_at
-from ._location import Inline, Location
+from ._location import Inline, Location, location_of
 from ._recover import quarantined
-from ._rows import location_of
+from ._samples import GroupSamples, find_samples
 from ._segments import name_of
+
+T = TypeVar("T")
 
 _PAGE = 256
 _ROWS = """
-SELECT seq, epoch, prompt, state, attempt, attempts, step, cause, reason, oldest, newest, rewards, error
+SELECT seq, epoch, prompt, state, attempt, attempts, step, cause, reason, oldest, newest, rewards, error,
+(SELECT count(*) FROM samples WHERE samples.seq = groups.seq AND scored)
 FROM groups WHERE seq > ? AND state IN (SELECT value FROM json_each(?)) ORDER BY seq LIMIT ?
 """
 _ROW = """
-SELECT seq, epoch, prompt, state, attempt, attempts, step, cause, reason, oldest, newest, rewards, error
+SELECT seq, epoch, prompt, state, attempt, attempts, step, cause, reason, oldest, newest, rewards, error,
+(SELECT count(*) FROM samples WHERE samples.seq = groups.seq AND scored)
 FROM groups WHERE epoch = ? AND prompt = ?
 """
 _WITH_GROUP = (State.READY, State.DELIVERED, State.ACKED)
@@ -41,7 +45,10 @@ _WITH_GROUP = (State.READY, State.DELIVERED, State.ACKED)
 
 @attrs.frozen(kw_only=True)
 class GroupSummary:
-    """One group without its tokens. ``attempts`` counts the attempts that were used up, ``attempt`` is the last one's number."""
+    """One group without its tokens. ``attempts`` counts the attempts that were used up, ``attempt`` is the last one's number.
+
+    ``kept`` counts the finished samples of a group that is waiting or quarantined.
+    """
 
     id: GroupId
     state: State
@@ -54,10 +61,11 @@ class GroupSummary:
     newest_version: int | None
     rewards: tuple[Any, ...]
     error: Failure | None
+    kept: int = 0
 
 
 def _summary(row: tuple[Any, ...]) -> GroupSummary:
-    _, epoch, prompt, state, attempt, attempts, step, cause, reason, oldest, newest, rewards, error = row
+    _, epoch, prompt, state, attempt, attempts, step, cause, reason, oldest, newest, rewards, error, kept = row
     return GroupSummary(
         id=GroupId(epoch, prompt),
         state=State(state),
@@ -70,6 +78,7 @@ def _summary(row: tuple[Any, ...]) -> GroupSummary:
         newest_version=newest,
         rewards=() if rewards is None else tuple(unpacked(rewards)),
         error=None if error is None else decode_failure(error),
+        kept=kept,
     )
 
 
@@ -140,24 +149,39 @@ class LedgerReader:
         """Return the quarantined groups, in the order in which they were quarantined."""
         return quarantined(self._db)
 
-    def _body(self, gid: GroupId) -> tuple[State, bytes] | None:
-        found = self._location(gid)
-        while found is not None:
-            body = self._read(found[1])
-            if body is not None:
-                return found[0], body
-            again = self._location(gid)
-            if again == found:
-                raise LedgerError(f"ledger {self._path}: the body of group {gid} is damaged or gone ({found[1]})")
-            found = again
-        return None
+    def samples(self, gid: GroupId) -> GroupSamples:
+        """Return the samples that are stored of a group beside its body: of one that is waiting or quarantined."""
+        found, row = self._body(gid), self._db.execute(_ROW, tuple(gid)).fetchone()
+        if found is None or row is None or found[0] in _WITH_GROUP:
+            return GroupSamples()
+        prompt = decode_prompt(found[1])
+        bodies = self._bodies(f"a sample of group {gid}", lambda: find_samples(self._db, row[0]))
+        return GroupSamples(
+            kept=tuple(decode_sample(body, prompt) for scored, body in bodies if scored),
+            unscored=tuple(decode_sample(body, prompt) for scored, body in bodies if not scored),
+        )
 
-    def _location(self, gid: GroupId) -> tuple[State, Location] | None:
-        row = self._db.execute(
+    def _body(self, gid: GroupId) -> tuple[State, bytes] | None:
+        return next(iter(self._bodies(f"group {gid}", lambda: self._location(gid))), None)
+
+    def _bodies(self, what: str, find: Callable[[], list[tuple[T, Location]]]) -> list[tuple[T, bytes]]:
+        """Return the bodies that ``find`` locates; look them up again if the run has reclaimed or moved one meanwhile."""
+        found = find()
+        while True:
+            bodies = [(key, location, self._read(location)) for key, location in found]
+            lost = [location for _, location, body in bodies if body is None]
+            if not lost:
+                return [(key, body) for key, _, body in bodies if body is not None]
+            again = find()
+            if again == found:
+                raise LedgerError(f"ledger {self._path}: the body of {what} is damaged or gone ({lost[0]})")
+            found = again
+
+    def _location(self, gid: GroupId) -> list[tuple[State, Location]]:
+        rows: Any = self._db.execute(
             "SELECT state, segment, start, length, crc, body FROM whole WHERE epoch = ? AND prompt = ?", tuple(gid)
-        ).fetchone()
-        location = None if row is None else location_of(*row[1:])
-        return None if row is None or location is None else (State(row[0]), location)
+        )
+        return [(State(state), location) for state, *rest in rows if (location := location_of(*rest)) is not None]
 
     def _read(self, location: Location) -> bytes | None:
         if isinstance(location, Inline):
@@ -173,7 +197,7 @@ def _open(path: Path, options: str) -> apsw.Connection:
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
     db = apsw.Connection(f"{(path / DATABASE).absolute().as_uri()}?mode=ro{options}", flags=flags)
     db.set_busy_timeout(10_000)
-    _schema.check_format(db, str(path))
+    _schema.prepare_reader(db, str(path))
     return db
 
 

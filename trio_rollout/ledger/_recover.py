@@ -1,6 +1,7 @@
 """The content of a ledger as the engine wants it on ``begin``."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import apsw
 
@@ -8,9 +9,9 @@ from .._core.enums import Cause
 from .._core.ledger_events import Recovered, Unfinished
 from .._core.values import Group, GroupId, QuarantineReport
 from . import _schema
-from ._codec import decode_failure, decode_group, decode_prompt, unpacked
-from ._location import Location
-from ._rows import location_of
+from ._codec import decode_counts, decode_failure, decode_group, decode_prompt, decode_sample, unpacked
+from ._location import Location, location_of
+from ._samples import find_samples
 
 Read = Callable[[Location], bytes]
 
@@ -25,8 +26,8 @@ def recovered(db: apsw.Connection, read: Read) -> Recovered:
     state, version, acked_step = (_schema.get(db, key) for key in ("source_state", "weight_version", "acked_step"))
     return Recovered(
         source_state=unpacked(state) if isinstance(state, bytes) else None,
-        unfinished=_unfinished(db, read),
-        ready=tuple(decode_group(body) for *_, body in _bodies(db, read, "ready")),
+        unfinished=tuple(_unfinished(db, read)),
+        ready=tuple(group for _, group in _finished(db, read, "ready")),
         delivered=_delivered(db, read),
         quarantined=quarantined(db),
         filtered=_schema.get_int(db, "filtered"),
@@ -48,28 +49,42 @@ def quarantined(db: apsw.Connection) -> tuple[QuarantineReport, ...]:
     )
 
 
-def _bodies(db: apsw.Connection, read: Read, state: str) -> Iterator[tuple[int, int, int, int | None, bytes]]:
+def _unfinished(db: apsw.Connection, read: Read) -> Iterator[Unfinished]:
     rows = db.execute(
-        "SELECT attempt, attempts, free, step, segment, start, length, crc, body "
-        "FROM whole WHERE state = ? ORDER BY place",
-        (state,),
+        "SELECT seq, attempt, attempts, free, counts, segment, start, length, crc, body "
+        "FROM whole WHERE state = 'waiting' ORDER BY place"
     )
-    for attempt, attempts, free, step, *columns in rows:
-        location = location_of(*columns)
-        if location is None:
-            raise AssertionError(f"a {state} group without a body")
-        yield attempt, attempts, free, step, read(location)
+    for seq, attempt, attempts, free, counts, *columns in rows:
+        prompt = decode_prompt(_body(read, columns))
+        kept = (decode_sample(read(location), prompt) for scored, location in find_samples(db, seq) if scored)
+        yield Unfinished(
+            prompt=prompt,
+            attempt=attempt,
+            attempts=attempts,
+            unpenalized=free,
+            samples=decode_counts(counts),
+            kept=tuple(kept),
+        )
 
 
-def _unfinished(db: apsw.Connection, read: Read) -> tuple[Unfinished, ...]:
-    return tuple(
-        Unfinished(prompt=decode_prompt(body), attempt=attempt, attempts=attempts, unpenalized=free)
-        for attempt, attempts, free, _, body in _bodies(db, read, "waiting")
+def _finished(db: apsw.Connection, read: Read, state: str) -> Iterator[tuple[int | None, Group]]:
+    """Iterate over the groups in a state, each with its step."""
+    rows = db.execute(
+        "SELECT step, segment, start, length, crc, body FROM whole WHERE state = ? ORDER BY place", (state,)
     )
+    for step, *columns in rows:
+        yield step, decode_group(_body(read, columns))
+
+
+def _body(read: Read, columns: Sequence[Any]) -> bytes:
+    location = location_of(*columns)
+    if location is None:
+        raise AssertionError("an unfinished, ready or delivered group without a body")
+    return read(location)
 
 
 def _delivered(db: apsw.Connection, read: Read) -> tuple[tuple[int, tuple[Group, ...]], ...]:
     steps: dict[int, list[Group]] = {}
-    for _, _, _, step, body in _bodies(db, read, "delivered"):
-        steps.setdefault(step or 0, []).append(decode_group(body))
+    for step, group in _finished(db, read, "delivered"):
+        steps.setdefault(step or 0, []).append(group)
     return tuple((step, tuple(groups)) for step, groups in sorted(steps.items()))

@@ -1,11 +1,13 @@
-"""The groups table, one row a group, and the effect of each event on it.
+"""The groups table, one row a group, and the effect of each event on it and on the group's samples.
 
 ``EventApplier`` applies an event to the rows; it refuses an event that contradicts its row before it changes anything. Only
 the current attempt may settle: a result must have a higher attempt number than the last one written, a stale group exactly
-the number it finished under, and an ack the step of the delivery.
+the number it finished under, and an ack the step of the delivery. A sample is never refused: it is finished, whichever
+attempt it is of, and it is ignored only once its group has settled.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any, assert_never, final
 
 import apsw
@@ -21,13 +23,16 @@ from .._core.ledger_events import (
     Ready,
     Requeued,
     Restored,
+    SampleKept,
+    SamplesDropped,
     VersionChanged,
 )
 from .._core.values import GroupId
 from ..errors import LedgerError
 from . import _schema
-from ._codec import prompt_of_group
-from ._location import Inline, InSegment, Location
+from ._codec import encode_counts, prompt_of_group
+from ._location import Inline, InSegment, Location, segment_columns
+from ._samples import SampleRow, SampleRows
 from ._transaction import EncodedEvent
 
 _FIND = "SELECT seq, state, attempt, step, segment, start, length, crc FROM groups WHERE epoch = ? AND prompt = ?"
@@ -45,20 +50,6 @@ class Row:
     location: InSegment | None
 
 
-def location_of(segment: int | None, start: int, length: int, crc: int, body: bytes | None) -> Location | None:
-    """Return a body's location from its columns; None if the row has no body."""
-    if segment is not None:
-        return InSegment(segment, start, length, crc)
-    return None if body is None else Inline(body)
-
-
-def _columns(location: Location | None) -> tuple[int | None, int | None, int | None, int | None]:
-    """Return the columns segment, start, length, crc."""
-    if isinstance(location, InSegment):
-        return location.segment, location.offset, location.length, location.crc
-    return None, None, None, None
-
-
 def _row(columns: tuple[Any, ...]) -> Row:
     seq, state, attempt, step, segment, *rest = columns
     location = None if segment is None else InSegment(segment, *rest)
@@ -68,16 +59,18 @@ def _row(columns: tuple[Any, ...]) -> Row:
 @final
 @attrs.define(eq=False, repr=False)
 class Rows:
-    """The table, through a writer's connection.
+    """The table, through a writer's connection, and with it the table of the groups' samples.
 
     ``segment_changes``: the bytes of each segment that rows took (> 0) or dropped (< 0).
     """
 
     db: apsw.Connection
     _next: int = attrs.field(init=False)
+    samples: SampleRows = attrs.field(init=False)
     segment_changes: list[tuple[int, int]] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.samples = SampleRows(self.db, self.segment_changes)
         row = self.db.execute("SELECT max(max(place), max(seq)) FROM groups").fetchone()
         self._next = (row[0] if row and isinstance(row[0], int) else 0) + 1
 
@@ -111,7 +104,7 @@ class Rows:
         self.db.execute(
             "INSERT INTO groups(seq, epoch, prompt, state, place, segment, start, length, crc) "
             "VALUES(?, ?, ?, 'waiting', ?, ?, ?, ?, ?)",
-            (place, *gid, place, *_columns(body)),
+            (place, *gid, place, *segment_columns(body)),
         )
         self._store_body(place, None, body)
 
@@ -123,7 +116,7 @@ class Rows:
 
     def set_body(self, row: Row, body: Location | None, **columns: int | str | bytes | None) -> None:
         """Replace the row's body, and set columns."""
-        segment, start, length, crc = _columns(body)
+        segment, start, length, crc = segment_columns(body)
         self.update(row, segment=segment, start=start, length=length, crc=crc, **columns)
         self._store_body(row.seq, row.location, body)
 
@@ -141,20 +134,29 @@ class Rows:
         self.db.execute("DELETE FROM groups WHERE seq = ?", (row.seq,))
         self._store_body(row.seq, row.location, None)
 
-    def in_segment(self, segment: int, *, limit: int) -> list[tuple[Row, InSegment]]:
+    def in_segment(self, segment: int, *, limit: int) -> list[tuple[Row | SampleRow, InSegment]]:
         """Return rows whose bodies are in a segment, up to ``limit`` bytes, and at least one if there is any."""
-        found: list[tuple[Row, InSegment]] = []
+        found: list[tuple[Row | SampleRow, InSegment]] = []
         size = 0
-        for row in map(_row, self.db.execute(_IN_SEGMENT, (segment,))):
+        groups: Iterator[Row | SampleRow] = map(_row, self.db.execute(_IN_SEGMENT, (segment,)))
+        for row in chain(groups, self.samples.in_segment(segment)):
             if row.location is None or (found and size + row.location.length > limit):
                 break
             found.append((row, row.location))
             size += row.location.length
         return found
 
+    def move(self, row: Row | SampleRow, to: InSegment) -> None:
+        """Name another location of the row's body."""
+        if isinstance(row, SampleRow):
+            self.samples.move(row, to)
+        else:
+            self.set_body(row, to)
+
     def take_segment_changes(self) -> list[tuple[int, int]]:
         """Return the changes since the last call."""
-        changes, self.segment_changes = self.segment_changes, []
+        changes = self.segment_changes.copy()
+        self.segment_changes.clear()
         return changes
 
     def _store_body(self, seq: int, before: InSegment | None, after: Location | None) -> None:
@@ -192,20 +194,16 @@ class EventApplier:
                 self._pulled(event, locations, item.note)
             case Requeued():
                 self._requeued(event, item.note)
+            case SampleKept() | SamplesDropped():
+                self._samples(event, locations)
             case Ready():
                 self._ready(event, next(iter(locations)), item.note)
             case Filtered():
-                row = self._current(event.id, event.attempt, "filtering")
-                self._finish(row, "filtered", reason=event.reason, attempt=event.attempt)
-                self._count("filtered", 1)
+                self._filtered(event)
             case Quarantined():
-                self._quarantined(event, item.note)
-            case Delivered():
-                self._delivered(event)
-            case Acked():
-                self._acked(event)
-            case Restored():
-                self._restored(event)
+                self._quarantined(event, locations, item.note)
+            case Delivered() | Acked() | Restored():
+                self._batch(event)
             case VersionChanged():
                 _schema.put(self.rows.db, "weight_version", event.version)
             case _:
@@ -225,6 +223,17 @@ class EventApplier:
             raise LedgerError(f"{what} of group {gid} refused: attempt {attempt} is over, the last was {row.attempt}")
         return row
 
+    def _samples(self, event: SampleKept | SamplesDropped, locations: Iterable[Location]) -> None:
+        """Keep or drop samples of a waiting group. Once the group has settled its samples do not count any more."""
+        row = self.rows.find(event.id)
+        if row is None or row.state != "waiting":
+            return
+        if isinstance(event, SamplesDropped):
+            self.rows.samples.drop(row.seq, event.indices)
+            return
+        (location,) = locations
+        self.rows.samples.put(row.seq, event.trajectory.index, event.attempt, location)
+
     def _requeued(self, event: Requeued, error: bytes | None) -> None:
         what = f"requeue ({event.cause.value})"
         if event.cause is Cause.STALE and (found := self.rows.find(event.id)) and found.state != "waiting":
@@ -240,6 +249,7 @@ class EventApplier:
             free=event.unpenalized,
             step=None,
             cause=event.cause.value,
+            counts=encode_counts(event.samples),
             error=error,
             oldest=None,
             newest=None,
@@ -264,12 +274,20 @@ class EventApplier:
             place=self.rows.next_place(),
             attempt=group.attempt,
             free=0,
+            counts=None,
             oldest=group.oldest_version,
             newest=group.newest_version,
             rewards=rewards,
         )
+        self.rows.samples.drop_all(row.seq)
 
-    def _quarantined(self, event: Quarantined, error: bytes | None) -> None:
+    def _filtered(self, event: Filtered) -> None:
+        row = self._current(event.id, event.attempt, "filtering")
+        self.rows.samples.drop_all(row.seq)
+        self._finish(row, "filtered", reason=event.reason, attempt=event.attempt)
+        self._count("filtered", 1)
+
+    def _quarantined(self, event: Quarantined, unscored: Iterable[Location], error: bytes | None) -> None:
         report = event.report
         row = self.rows.require(report.id, "quarantine", "waiting")
         self.rows.update(
@@ -280,6 +298,17 @@ class EventApplier:
             cause=report.cause.value,
             error=error,
         )
+        for trajectory, location in zip(event.unscored, unscored, strict=True):
+            self.rows.samples.put(row.seq, trajectory.index, row.attempt, location, scored=False)
+
+    def _batch(self, event: Delivered | Acked | Restored) -> None:
+        match event:
+            case Delivered():
+                self._delivered(event)
+            case Acked():
+                self._acked(event)
+            case Restored():
+                self._restored(event)
 
     def _delivered(self, event: Delivered) -> None:
         for gid in event.ids:

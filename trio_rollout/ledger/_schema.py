@@ -8,10 +8,10 @@ import apsw
 from .._core.ledger_events import RunIdentity
 from ..errors import LedgerError
 
-FORMAT = 1
+FORMAT = 2
 """Increased whenever an older version of the package could misread the files of a newer one."""
 
-_TABLES = """
+_FORMAT_1 = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE groups(
   seq INTEGER PRIMARY KEY,        -- order of the pulls
@@ -41,6 +41,26 @@ CREATE VIEW whole AS SELECT * FROM groups LEFT JOIN bodies USING (seq);
 CREATE INDEX groups_by_state ON groups(state, place);
 CREATE INDEX groups_by_segment ON groups(segment) WHERE segment IS NOT NULL;
 """
+_SAMPLES = """samples(
+  id INTEGER PRIMARY KEY,
+  seq INTEGER NOT NULL,           -- the group, which waits or is quarantined; a finished group has its samples in its body
+  idx INTEGER NOT NULL,
+  attempt INTEGER NOT NULL,
+  scored INTEGER NOT NULL,        -- 0 if the sample's scorer failed for good
+  segment INTEGER,                -- the body (a trajectory without its prompt), if it lies in a segment
+  start INTEGER,
+  length INTEGER,
+  crc INTEGER,
+  body BLOB,                      -- the body, if it does not; in this table, because a sample never changes
+  UNIQUE(seq, idx)
+)"""
+_FORMAT_2 = f"""
+ALTER TABLE groups ADD COLUMN counts BLOB;  -- the tries of each sample
+CREATE TABLE {_SAMPLES};
+CREATE INDEX samples_by_segment ON samples(segment) WHERE segment IS NOT NULL;
+"""
+_MIGRATIONS = (_FORMAT_1, _FORMAT_2)
+"""The statements that lead from each format to the next. A new ledger goes through all of them."""
 
 
 def get(db: apsw.Connection, key: str) -> object:
@@ -62,7 +82,11 @@ def put(db: apsw.Connection, key: str, value: int | str | bytes) -> None:
 
 def segments(db: apsw.Connection) -> dict[int, tuple[int, int]]:
     """Return, for each segment that rows name, the end of its last body and its live bytes."""
-    query = "SELECT segment, max(start + length), sum(length) FROM groups WHERE segment IS NOT NULL GROUP BY segment"
+    query = (
+        "SELECT segment, max(start + length), sum(length) FROM ("
+        "SELECT segment, start, length FROM groups WHERE segment IS NOT NULL UNION ALL "
+        "SELECT segment, start, length FROM samples WHERE segment IS NOT NULL) GROUP BY segment"
+    )
     return {number: (end, live) for number, end, live in db.execute(query)}
 
 
@@ -78,7 +102,7 @@ def shrink(db: apsw.Connection) -> None:
 
 
 def prepare(db: apsw.Connection, where: str) -> None:
-    """Set up a writer's connection for durable writes, and create the tables in a new database.
+    """Set up a writer's connection for durable writes; create the tables, or bring those of an older format up to date.
 
     Raises:
       LedgerError: the database is no ledger, or has a newer format.
@@ -93,19 +117,33 @@ def prepare(db: apsw.Connection, where: str) -> None:
         raise LedgerError(f"ledger {where}: its directory can't hold a write-ahead log (SQLite stays in mode {mode})")
     db.execute("PRAGMA synchronous = FULL")
     db.execute("PRAGMA journal_size_limit = 16777216")  # bytes; the space of one large transaction is freed
-    check_format(db, where, may_be_new=True)
-    if not _tables(db):
-        with db:
-            db.execute(_TABLES)
+    found = check_format(db, where, may_be_new=True)
+    if found < FORMAT:
+        with db:  # one transaction: after a crash the ledger is still of the old format
+            for statements in _MIGRATIONS[found:]:
+                db.execute(statements)
             put(db, "format", FORMAT)
+
+
+def prepare_reader(db: apsw.Connection, where: str) -> None:
+    """Make a ledger of any format look like one of the newest to a reader's connection.
+
+    A run that brings the ledger up to date meanwhile shows its samples to the next reader only.
+
+    Raises:
+      LedgerError: the database is no ledger, or has a newer format.
+
+    """
+    if check_format(db, where) == 1:
+        db.execute(f"PRAGMA temp_store = MEMORY; CREATE TEMP TABLE {_SAMPLES}")
 
 
 def _tables(db: apsw.Connection) -> set[object]:
     return {row[0] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
 
 
-def check_format(db: apsw.Connection, where: str, *, may_be_new: bool = False) -> None:
-    """Refuse a database that is no ledger of this format.
+def check_format(db: apsw.Connection, where: str, *, may_be_new: bool = False) -> int:
+    """Return the ledger's format, 0 for a new database. Refuse a database that is no ledger, or of a newer format.
 
     Raises:
       LedgerError: says what the database is instead, and what to do.
@@ -113,17 +151,18 @@ def check_format(db: apsw.Connection, where: str, *, may_be_new: bool = False) -
     """
     tables = _tables(db)
     if not tables and may_be_new:
-        return
+        return 0
     if not tables:
         raise LedgerError(f"ledger {where} is empty: its run was stopped before it had begun; start that run again")
     if not {"meta", "groups"} <= tables:
         raise LedgerError(f"{where} holds a database that is no ledger (tables: {sorted(map(str, tables))})")
     found = get(db, "format")
-    if found != FORMAT:
+    if not isinstance(found, int) or not 1 <= found <= FORMAT:
         raise LedgerError(
-            f"ledger {where} has format {found}, this version of trio_rollout reads format {FORMAT}: "
+            f"ledger {where} has format {found}, this version of trio_rollout reads format {FORMAT} and older: "
             "use the version that wrote it, or another directory"
         )
+    return found
 
 
 def bind(db: apsw.Connection, identity: RunIdentity, where: str) -> None:

@@ -22,6 +22,7 @@ from ._disk import Disk
 from ._location import Inline, InSegment, Location
 from ._recover import recovered
 from ._rows import EventApplier, Row, Rows
+from ._samples import SampleRow
 from ._segments import Segments
 from ._transaction import EncodedEvent, Transaction
 
@@ -182,12 +183,12 @@ class Store:
             _schema.shrink(self._rows.db)
             self._free_bytes = _schema.free_bytes(self._rows.db)
 
-    def _move(self, page: Sequence[tuple[Row, InSegment]]) -> None:
+    def _move(self, page: Sequence[tuple[Row | SampleRow, InSegment]]) -> None:
         bodies = [self._segments.read(location) for _, location in page]
         locations = self._segments.append(bodies)
         with self._rows.db:
             for (row, _), location in zip(page, locations, strict=True):
-                self._rows.set_body(row, location)
+                self._rows.move(row, location)
         self._segments.apply_changes(self._rows.take_segment_changes())
 
     def _read(self, location: Location) -> bytes:

@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 import attrs
 
-from .._core.ledger_events import LedgerEvent, Pulled, Quarantined, Ready, Requeued
+from .._core.ledger_events import LedgerEvent, Pulled, Quarantined, Ready, Requeued, SampleKept
 from .._core.values import Failure
-from ._codec import encode_data, encode_failure, encode_group, encode_prompt
+from ._codec import encode_data, encode_failure, encode_group, encode_prompt, encode_sample
 
 
 @attrs.frozen(kw_only=True)
@@ -19,7 +19,7 @@ class EncodedEvent:
 
     event: LedgerEvent
     bodies: tuple[bytes, ...] = ()
-    """The event's prompts, or its group."""
+    """The event's prompts, its samples, or its group."""
     note: bytes | None = None
     """The source's state, the rewards or the error."""
 
@@ -60,10 +60,13 @@ def _encoded(event: LedgerEvent) -> EncodedEvent:
             rewards = [row.reward for row in event.group.trajectories]
             note = encode_data(f"the rewards of group {event.group.id}", rewards)
             return EncodedEvent(event=event, bodies=(encode_group(event.group),), note=note)
+        case SampleKept():
+            return EncodedEvent(event=event, bodies=(encode_sample(event.id, event.trajectory),))
         case Requeued():
             return EncodedEvent(event=event, note=_error(event.error))
         case Quarantined():
-            return EncodedEvent(event=event, note=_error(event.report.error))
+            bodies = tuple(encode_sample(event.report.id, row) for row in event.unscored)
+            return EncodedEvent(event=event, bodies=bodies, note=_error(event.report.error))
         case _:
             return EncodedEvent(event=event)
 
