@@ -14,8 +14,11 @@ from trio_rollout._core.ledger_events import (
     Requeued,
     Restored,
     RunIdentity,
+    SampleKept,
+    SamplesDropped,
     VersionChanged,
 )
+from trio_rollout._core.samples import SampleCounts
 from trio_rollout._core.values import (
     Failure,
     Group,
@@ -39,14 +42,14 @@ def prompt(number: int, *, size: int = 3) -> Prompt:
     return Prompt(id=str(number), input_ids=[number] * size, label=f"answer {number}", metadata={"from": number})
 
 
-def segment(response: int = 3, *, size: int = 0) -> Segment:
+def segment(response: int = 3, *, size: int = 0, text: str = "text") -> Segment:
     return Segment(
         tokens=range(response + size + 1),
         response_length=response,
         loss_mask=[1] * response,
         log_probs=[-0.5] * response,
         versions=[VersionSpan(0, response, 7)],
-        text="text",
+        text=text,
     )
 
 
@@ -61,6 +64,12 @@ def group(number: int, attempt: int = 1, *, size: int = 0, samples: int = 1) -> 
     return Group(id=of.group_id, attempt=attempt, prompt=of, trajectories=rows)
 
 
+def sample(number: int, index: int = 0, attempt: int = 1, *, size: int = 0) -> Trajectory:
+    """Return a finished sample; its text tells the attempts apart."""
+    text = f"sample {index} of attempt {attempt}"
+    return Trajectory(prompt=prompt(number), index=index, segments=[segment(size=size, text=text)], reward=0.5)
+
+
 def failure(number: int, cause: Cause = Cause.ERROR) -> Failure:
     return Failure(
         cause=cause, type="ValueError", message="judge was out", traceback="...", group=gid(number), attempt=1
@@ -71,14 +80,36 @@ def pulled(*numbers: int) -> Pulled:
     return Pulled(prompts=tuple(map(prompt, numbers)), source_state={"at": max(numbers) + 1, "left": [1, None]})
 
 
-def requeued(number: int, attempt: int = 1, cause: Cause = Cause.ERROR, attempts: int = 1) -> Requeued:
+def requeued(
+    number: int,
+    attempt: int = 1,
+    cause: Cause = Cause.ERROR,
+    attempts: int = 1,
+    samples: tuple[SampleCounts, ...] = (),
+) -> Requeued:
     error = failure(number, cause) if cause is Cause.ERROR else None
-    return Requeued(id=gid(number), attempt=attempt, cause=cause, attempts=attempts, unpenalized=0, error=error)
+    return Requeued(
+        id=gid(number),
+        attempt=attempt,
+        cause=cause,
+        attempts=attempts,
+        unpenalized=0,
+        error=error,
+        samples=samples,
+    )
 
 
-def quarantined(number: int) -> Quarantined:
+def finished(number: int, index: int = 0, attempt: int = 1, *, size: int = 0) -> SampleKept:
+    return SampleKept(id=gid(number), attempt=attempt, trajectory=sample(number, index, attempt, size=size))
+
+
+def dropped(number: int, *indices: int) -> SamplesDropped:
+    return SamplesDropped(id=gid(number), indices=indices)
+
+
+def quarantined(number: int, *unscored: Trajectory) -> Quarantined:
     report = QuarantineReport(id=gid(number), cause=Cause.ERROR, attempts=3, error=failure(number))
-    return Quarantined(report=report)
+    return Quarantined(report=report, unscored=unscored)
 
 
 def delivered(step: int, *numbers: int) -> Delivered:
@@ -97,11 +128,12 @@ def story(first: int = 0, step: int = 0) -> Iterator[list[list[LedgerEvent]]]:
     """Yield batches of transactions with every kind of event. With small limits they fill, empty and delete segments."""
     a, b, c, d, e, f = range(first, first + 6)
     yield [[pulled(a, b, c, d)], [VersionChanged(version=step)]]
-    yield [[ready(a)], [ready(b)], [requeued(c)]]
-    yield [[delivered(step, a)], [pulled(e, f)]]
-    yield [[ready(c, 2, size=40)], [Filtered(id=gid(d), attempt=1, reason="all rewards equal")]]
-    yield [[acked(step, a)], [quarantined(e)]]
-    yield [[requeued(c, 2, Cause.STALE, attempts=1)], [ready(f)]]
+    yield [[finished(a), finished(c, 1, size=40), finished(d, size=40)], [finished(c)]]
+    yield [[ready(a)], [ready(b)], [requeued(c, samples=(SampleCounts(1, 0), SampleCounts(0, 2)))]]
+    yield [[delivered(step, a)], [pulled(e, f)], [finished(a, 1, size=40), finished(c, 1, 2, size=40), dropped(c, 0)]]
+    yield [[ready(c, 2, size=40)], [Filtered(id=gid(d), attempt=1, reason="all rewards equal")], [finished(e, size=40)]]
+    yield [[acked(step, a)], [finished(e, 1), quarantined(e, sample(e, 2), sample(e, 3, size=40))], [finished(f)]]
+    yield [[requeued(c, 2, Cause.STALE, attempts=1), finished(c, 0, 2, size=40), finished(c, 1, 2)], [ready(f)]]
     yield [[delivered(step + 1, b), VersionChanged(version=step + 1)]]
     yield [[Restored(step=step, ids=(gid(b),))]]
     yield [[delivered(step + 1, b, f)]]

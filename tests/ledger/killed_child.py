@@ -15,7 +15,7 @@ from trio_rollout.ledger import open_ledger
 from trio_rollout.ledger._open import DiskLedger
 from trio_rollout.ledger._store import StoreLimits
 
-from ._samples import IDENTITY, acked, delivered, pulled, ready, requeued
+from ._samples import IDENTITY, acked, delivered, finished, pulled, ready, requeued
 
 WORKERS = 6
 
@@ -42,6 +42,8 @@ async def life(ledger: DiskLedger, rng: random.Random, number: int, state: str, 
         state = "waiting"
     while state == "waiting":
         attempt += 1
+        if rng.random() < 0.5:
+            await record(ledger, number, "kept", attempt, finished(number, 0, attempt, size=size_of(number)))
         if rng.random() < 0.3:
             await record(ledger, number, "waiting", attempt, requeued(number, attempt, Cause.DEADLINE))
         else:

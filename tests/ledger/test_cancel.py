@@ -16,7 +16,7 @@ from trio_rollout.testing._sim.files import SimFiles
 from trio_rollout.testing._sim.world import SimIO
 
 from ._power_cuts import nothing
-from ._samples import IDENTITY, acked, delivered, gid, pulled, ready, requeued
+from ._samples import IDENTITY, acked, delivered, finished, gid, pulled, ready, requeued, sample
 from .test_power_cut import SMALL, store_on
 
 GROUPS = (0, 1, 2)
@@ -77,6 +77,18 @@ async def worker(world: World, ledger: DiskLedger, arm: Arm[World], number: int)
             await world.record(ledger, "ack", acked(0, number))
 
 
+def size_of(number: int) -> int:
+    """Return the tokens of a sample: one of them lies in a segment."""
+    return 40 if number == 1 else 0
+
+
+async def background(world: World, ledger: DiskLedger, arm: Arm[World]) -> None:
+    """Write the finished samples of all groups, while the groups settle."""
+    with trio.CancelScope() as scope:
+        arm(scope, "samples")
+        await world.record(ledger, "samples", *(finished(number, size=size_of(number)) for number in GROUPS))
+
+
 def scenario(full_from: int | None) -> Callable[[Arm[World]], object]:
     async def run(arm: Arm[World]) -> World:
         world = arm.keep(World(SimDisk()))
@@ -88,6 +100,7 @@ def scenario(full_from: int | None) -> Callable[[Arm[World]], object]:
                     world.disk.fault = disk_full_from(len(world.disk.log) + full_from)
                 await world.record(ledger, "pull", pulled(*GROUPS))
                 async with trio.open_nursery() as nursery:
+                    nursery.start_soon(background, world, ledger, arm)
                     for number in GROUPS:
                         nursery.start_soon(worker, world, ledger, arm, number)
         world.disk.fault = None
@@ -114,6 +127,9 @@ def check(world: World, _: Point | None) -> None:
             assert not done
         if f"requeue {number}" in world.written:
             assert unfinished[gid(number)].attempt == 1
+        if not done and "samples" not in world.failed:
+            kept = (sample(number, size=size_of(number)),) if "samples" in world.written else ()
+            assert unfinished[gid(number)].kept == kept
     for name, state in (("delivery", found.next_step == 1), ("ack", found.acked == 1)):
         if name not in world.failed:
             assert state == (name in world.written)

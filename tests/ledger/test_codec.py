@@ -16,9 +16,11 @@ from trio_rollout.ledger._codec import (
     decode_failure,
     decode_group,
     decode_prompt,
+    decode_sample,
     encode_failure,
     encode_group,
     encode_prompt,
+    encode_sample,
     prompt_of_group,
 )
 
@@ -86,6 +88,13 @@ def groups(draw: st.DrawFn) -> Group:
 def test_groups_come_back_equal(value: Group):
     assert decode_group(encode_group(value)) == value
     assert decode_prompt(prompt_of_group(encode_group(value))) == value.prompt
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(groups())
+def test_samples_come_back_equal_with_the_prompt_of_their_group(value: Group):
+    for row in value.trajectories:
+        assert decode_sample(encode_sample(value.id, row), row.prompt) == row
 
 
 @given(failures)

@@ -15,30 +15,30 @@ from trio_rollout.testing._sim.files import SimFiles
 
 from ._power_cuts import nothing
 from ._samples import IDENTITY, pulled, ready, story
-from .test_power_cut import store_on
+from .test_power_cut import Memory, memory_of, store_on
 
 
-def life(store: Store, states: list[Recovered]) -> None:
+def life(store: Store, states: list[Memory]) -> None:
     """Run one life of a ledger; append to ``states`` with every promise."""
     store.open()
     try:
         store.begin(IDENTITY)
         for batch in story():
             assert store.commit([encode_transaction(events) for events in batch]) == [None] * len(batch)
-            states.append(store.begin(IDENTITY))
+            states.append(memory_of(store))
             store.compact()
     finally:
         store.close()
 
 
 @pytest.fixture(scope="module")
-def healthy() -> tuple[list[Recovered], int]:
-    states, disk = [Recovered()], SimDisk()
+def healthy() -> tuple[list[Memory], int]:
+    states, disk = [(Recovered(), [])], SimDisk()
     life(store_on(disk), states)
     return states, len(disk.log)
 
 
-def failure_of(store: Store, promised: list[Recovered]) -> LedgerError | None:
+def failure_of(store: Store, promised: list[Memory]) -> LedgerError | None:
     """Return the error that a life of a ledger ended with; it must name the disk's error."""
     try:
         life(store, promised)
@@ -49,12 +49,12 @@ def failure_of(store: Store, promised: list[Recovered]) -> LedgerError | None:
     return None
 
 
-def check_after(contents: dict[str, bytes], allowed: list[Recovered]) -> None:
+def check_after(contents: dict[str, bytes], allowed: list[Memory]) -> None:
     """Check that a ledger on these files and a working disk remembers one of these states and accepts more."""
     store = store_on(SimDisk(SimFiles.holding(contents)))
     store.open()
     try:
-        assert store.begin(IDENTITY) in allowed
+        assert memory_of(store) in allowed
         assert store.commit([encode_transaction([pulled(99)])]) == [None]
     finally:
         store.close()
@@ -62,12 +62,12 @@ def check_after(contents: dict[str, bytes], allowed: list[Recovered]) -> None:
 
 @pytest.mark.usefixtures("swallowed_by_sqlite")
 @pytest.mark.parametrize("fault", [disk_full_from, failing_at])
-def test_a_fault_at_any_operation(healthy: tuple[list[Recovered], int], fault: Callable[[int], Fault]):
+def test_a_fault_at_any_operation(healthy: tuple[list[Memory], int], fault: Callable[[int], Fault]):
     """After the error nothing is written any more; the promised writes are there, and at most the one that failed."""
     states, operations = healthy
     raised = 0
     for number in range(operations):
-        disk, promised = SimDisk(fault=fault(number)), [Recovered()]
+        disk, promised = SimDisk(fault=fault(number)), [(Recovered(), [])]
         store = store_on(disk)
         error = failure_of(store, promised)
         raised += error is not None

@@ -10,9 +10,10 @@ import attrs
 import pytest
 
 from trio_rollout._core.lifecycle import State
+from trio_rollout._core.values import Trajectory
 from trio_rollout.ledger import read_ledger
 
-from ._samples import group
+from ._samples import gid, group, sample
 from .killed_child import size_of
 
 ROOT = Path(__file__).parents[2]
@@ -21,14 +22,22 @@ Standing = tuple[str, int]
 
 @attrs.define(eq=False)
 class Belief:
-    """For each group, the last state that a process was told, and the state that it was writing when it died."""
+    """For each group, the last state that a process was told, and the state that it was writing when it died.
+
+    ``sampled`` and ``sampling``: in the same way, the attempt of the group's sample.
+    """
 
     told: dict[int, Standing] = attrs.field(factory=dict)
     tried: dict[int, Standing] = attrs.field(factory=dict)
+    sampled: dict[int, int] = attrs.field(factory=dict)
+    sampling: dict[int, int] = attrs.field(factory=dict)
 
     def read(self, line: str) -> None:
         mark, number, state, attempt = line.split()
-        (self.tried if mark == ">" else self.told)[int(number)] = state, int(attempt)
+        if state == "kept":
+            (self.sampling if mark == ">" else self.sampled)[int(number)] = int(attempt)
+        else:
+            (self.tried if mark == ">" else self.told)[int(number)] = state, int(attempt)
 
     def check(self, path: Path, *, keep: bool) -> None:
         """Check that the ledger agrees, read-only, and that its bodies are those that were written."""
@@ -45,6 +54,20 @@ class Belief:
                 number = int(body.id.prompt)
                 assert body == group(number, body.attempt, size=size_of(number))
                 assert found[number] == (state.value, body.attempt)
+            for number, (name, _) in found.items():
+                self._check_sample(number, name, reader.samples(gid(number)).kept)
+
+    def _check_sample(self, number: int, state: str, kept: tuple[Trajectory, ...]) -> None:
+        """Check that a waiting group has the sample that was told or the one that was being written, and others none."""
+        possible = {self.sampled.get(number), self.sampling.get(number)} if state == "waiting" else {None}
+        attempts = {attempt for attempt in possible if kept == _kept(number, attempt)}
+        assert attempts, (number, state)
+        if attempts != {None}:
+            (self.sampled[number],) = attempts
+
+
+def _kept(number: int, attempt: int | None) -> tuple[Trajectory, ...]:
+    return () if attempt is None else (sample(number, 0, attempt, size=size_of(number)),)
 
 
 def live_and_die(path: Path, seed: int, seconds: float, belief: Belief, *, keep: bool) -> int:

@@ -9,6 +9,8 @@ import pytest
 
 from trio_rollout._core.ledger_events import Recovered
 from trio_rollout.errors import LedgerError
+from trio_rollout.ledger import _schema
+from trio_rollout.ledger._samples import find_samples
 from trio_rollout.ledger._store import Store, StoreLimits
 from trio_rollout.ledger._transaction import encode_transaction
 from trio_rollout.testing._sim.disk import SimDisk
@@ -25,10 +27,24 @@ from ._power_cuts import everything, nothing, only_last, replay, torn_at
 from ._samples import IDENTITY, pulled, story
 
 SMALL = StoreLimits(inline=250, together=0, segment=1000)
+Memory = tuple[Recovered, list[tuple[int, bool, bytes]]]
+"""The content of a ledger: what a run recovers, and every sample with its group's row, if it is scored, and its bytes."""
 
 
 def store_on(disk: SimDisk) -> Store:
     return Store(where="sim", disk=disk, limits=SMALL)
+
+
+def memory_of(store: Store) -> Memory:
+    """Return everything that an open ledger remembers; check that its tables and its count of live bytes agree."""
+    found, db = store.begin(IDENTITY), store._rows.db
+    states = {state for (state,) in db.execute("SELECT state FROM samples LEFT JOIN groups USING (seq)")}
+    assert states <= {"waiting", "quarantined"}
+    groups = [seq for (seq,) in db.execute("SELECT DISTINCT seq FROM samples ORDER BY seq")]
+    samples = [(seq, scored, store._read(body)) for seq in groups for scored, body in find_samples(db, seq)]
+    named = {number: live for number, (_, live) in _schema.segments(db).items()}
+    assert {number: file.live for number, file in store._segments._files.items() if file.live} == named
+    return found, samples
 
 
 @attrs.define
@@ -36,10 +52,10 @@ class Told:
     """The promises made to the scenario: after the n-th mark the ledger remembers ``states[n]``."""
 
     disk: SimDisk
-    states: list[Recovered]
+    states: list[Memory]
 
 
-def live(disk: SimDisk, states: list[Recovered]) -> None:
+def live(disk: SimDisk, states: list[Memory]) -> None:
     """Run a life of a ledger with every kind of event, and the beginning of the next; mark the log at every promise."""
     for number in range(2):
         store = store_on(disk)
@@ -48,7 +64,7 @@ def live(disk: SimDisk, states: list[Recovered]) -> None:
             store.begin(IDENTITY)
             for batch in itertools.islice(story(first=number * 10, step=number * 3), 4 if number else None):
                 assert store.commit([encode_transaction(events) for events in batch]) == [None] * len(batch)
-                states.append(store.begin(IDENTITY))
+                states.append(memory_of(store))
                 disk.mark(len(states) - 1)
                 store.compact()
         finally:
@@ -57,7 +73,7 @@ def live(disk: SimDisk, states: list[Recovered]) -> None:
 
 @pytest.fixture(scope="module")
 def told() -> Told:
-    found = Told(SimDisk(), [Recovered()])
+    found = Told(SimDisk(), [(Recovered(), [])])
     live(found.disk, found.states)
     return found
 
@@ -78,19 +94,19 @@ def torn_images(files: SimFiles, *, bytes_apart: int) -> Iterator[dict[str, byte
         yield files.after_power_cut(torn_at(length), names=True)
 
 
-def remembered(image: dict[str, bytes], *, go_on: bool) -> Recovered:
+def remembered(image: dict[str, bytes], *, go_on: bool) -> Memory:
     """Return the state of a ledger that finds these files; with ``go_on`` check that it accepts more."""
     disk = SimDisk(SimFiles.holding(image))
     store = store_on(disk)
     store.open()
     try:
-        found = store.begin(IDENTITY)
+        found = memory_of(store)
     finally:
         store.close()
     if go_on:
         store.open()
         try:
-            assert store.begin(IDENTITY) == found
+            assert memory_of(store) == found
             assert store.commit([encode_transaction([pulled(99)])]) == [None]
             assert store.begin(IDENTITY).unfinished[-1].prompt.id == "99"
         finally:

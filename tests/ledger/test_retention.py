@@ -8,8 +8,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from trio_rollout._core.ledger_events import Acked, Delivered, Pulled, Ready
-from trio_rollout._core.values import Group, GroupId, Prompt
+from trio_rollout._core.ledger_events import Acked, Delivered, Pulled, Ready, SampleKept, SamplesDropped
+from trio_rollout._core.values import Group, GroupId, Prompt, Trajectory
 from trio_rollout.ledger import open_ledger, read_ledger
 from trio_rollout.ledger._codec import packed
 from trio_rollout.ledger._disk import RealDisk
@@ -97,6 +97,45 @@ def test_disk_use_is_bounded_over_a_hundred_thousand_groups(tmp_path):
 @pytest.mark.soak
 def test_disk_use_is_bounded_over_a_million_groups(tmp_path):
     run(tmp_path / "ledger", 1_000_000)
+
+
+def run_samples(path: Path, groups: int) -> None:
+    """Finish two samples a group; every hundredth group keeps waiting for ten batches, the others are ready and acked."""
+    store = Store(where=str(path), disk=RealDisk(path), limits=StoreLimits(inline=1000, together=0, segment=SEGMENT))
+    store.open()
+    rng, held = random.Random(1), deque[tuple[GroupId, int]]()
+    try:
+        store.begin(IDENTITY)
+        for first in range(0, groups, BATCH):
+            pull, finish = transactions(first, rng, {})
+            kept = {
+                (item.event.group.id, index): bytes(rng.randrange(500, 3000)) for item in finish for index in (0, 1)
+            }
+            samples = tuple(EncodedEvent(event=kept_sample(*key), bodies=(body,)) for key, body in kept.items())
+            assert set(store.commit([pull, samples])) == {None}
+            held += [(gid, len(body)) for (gid, _), body in kept.items() if int(gid.prompt) % 100 == 0]
+            settled = tuple(item for item in finish if int(item.event.group.id.prompt) % 100)
+            ids = tuple(item.event.group.id for item in settled)
+            deliver, ack = Delivered(step=first, ids=ids), Acked(step=first, ids=ids)
+            late = [held.popleft()[0] for _ in range(len(held) - 100)]
+            dropped = tuple(EncodedEvent(event=SamplesDropped(id=gid, indices=(0, 1))) for gid in late)
+            batch = [settled, (EncodedEvent(event=deliver),), (EncodedEvent(event=ack),), dropped]
+            assert set(store.commit(batch)) == {None}
+            store.compact()
+            assert used(path) <= sum(size for _, size in held) + 2 * SEGMENT
+    finally:
+        store.close()
+
+
+def kept_sample(gid: GroupId, index: int) -> SampleKept:
+    return SampleKept(
+        id=gid, attempt=1, trajectory=Trajectory(prompt=Prompt(id=gid.prompt, text="x"), index=index, segments=())
+    )
+
+
+def test_disk_use_is_bounded_while_samples_are_kept(tmp_path):
+    """Bodies of samples are dead bytes as soon as their group settles, and those of waiting groups move on."""
+    run_samples(tmp_path / "ledger", 20_000)
 
 
 async def test_acked_bodies_go_with_their_segment(tmp_path):
