@@ -1,9 +1,8 @@
-"""One attempt at a group: deadline ⊃ rollouts ⊃ reward; then its single outcome.
+"""An attempt: one try at a group, with a deadline, a cancel scope and a single outcome.
 
 Leaving the attempt's scope without an outcome *is* the requeue, and the cause says why. The first terminal outcome wins,
-both ways: once claimed, no cancellation can undo it; once cancelled, a late result is thrown away.
-
-What hung when a group's deadline passed: its tasks as they stood at that very moment, in the log.
+both ways: once an outcome is claimed, no cancellation can undo it; once the attempt is cancelled, a late result is thrown
+away.
 """
 
 import logging
@@ -21,7 +20,7 @@ from .._util.condition import Condition
 from ..errors import GenerateError, RequestRejected, ServerLost
 from ._gate import deadline_after
 
-UNWANTED = "trio.Cancelled was raised although nobody had cancelled anything: user code kept one and raised it again"
+UNWANTED = "trio.Cancelled was raised although no scope was cancelled: user code had kept one and raised it again"
 
 
 @attrs.frozen
@@ -33,7 +32,7 @@ class Finished:
 
 @attrs.frozen
 class Dropped:
-    """The group is complete, but the user's filter does not want it."""
+    """The group is complete, and the user's filter drops it."""
 
     group: Group
     reason: str
@@ -41,7 +40,10 @@ class Dropped:
 
 @attrs.frozen
 class Unfinished:
-    """The attempt ended without a result. ``permanent``: no other try can end differently. ``sample``: whose failure it was."""
+    """The attempt ended without a result.
+
+    ``permanent``: no other try can end differently. ``sample``: the index of the sample that failed, if it was one.
+    """
 
     cause: Cause
     failure: Failure
@@ -49,7 +51,7 @@ class Unfinished:
     sample: int | None = None
 
     def failure_for(self, index: int) -> Failure:
-        """Why this sample was not finished: its own failure, or that of one that failed first."""
+        """Return the reason why this sample was not finished: its own failure, or that of a sibling that failed first."""
         if self.sample is None or self.sample == index:
             return self.failure
         why = f"sample {self.sample} failed first ({self.failure})"
@@ -62,10 +64,11 @@ Outcome: TypeAlias = Finished | Dropped | Unfinished
 
 @attrs.define(eq=False)
 class Attempt:
-    """Identity, scope and fate of one try at a group.
+    """One try at a group: its identity, its scope and its outcome.
 
-    ``generating`` counts its rollouts that still sample; ``begun`` is the weight version its first request was sent under;
-    ``empty_continuations``: how often in a row a turn went on after an interruption and got no token.
+    ``generating`` is the number of its rollouts that still sample. ``begun`` is the weight version under which its first
+    request was sent. ``empty_continuations`` counts how often in a row a turn went on after an interruption and got no
+    token.
     """
 
     id: GroupId
@@ -81,17 +84,17 @@ class Attempt:
 
     @property
     def deadline(self) -> float:
-        """When it must be over, on ``trio.current_time()``'s clock."""
+        """The time at which the attempt must be over, on ``trio.current_time()``'s clock."""
         return self.scope.deadline
 
     @property
     def cause(self) -> Cause | None:
-        """Why it was cancelled; None while it was not."""
+        """The reason why the attempt was cancelled; None if it was not."""
         return None if self._end is None else self._end.cause
 
     @property
     def is_out_of_time(self) -> bool:
-        """Whether nothing has ended it but its own deadline."""
+        """True if the attempt's deadline has passed and nothing else had ended the attempt."""
         return self._end is None and not self._claimed and self._deadline_passed()
 
     def cancel(
@@ -103,7 +106,7 @@ class Attempt:
         permanent: bool = False,
         sample: int | None = None,
     ) -> bool:
-        """End it without a result, unless it has ended already; whether this call did it."""
+        """End the attempt without a result, unless it has ended already. Return True if this call ended it."""
         if self._claimed or self._end is not None:
             return False
         if self._deadline_passed():
@@ -114,9 +117,10 @@ class Attempt:
         return self._end.cause is cause
 
     def fail(self, error: Exception, sample: int | None = None) -> None:
-        """User code or a server raised this, in one sample or over all: end the attempt with the cause that it means.
+        """End the attempt because user code or a server raised this, in one sample or in code for the whole group.
 
-        A server's word counts as such out of nurseries of user code too, if nothing else is in their group.
+        The cause follows from the exception. A server's error counts as one inside an exception group, too, if the group
+        holds nothing else.
         """
         leaves = leaves_of(error)
         cause = Cause.SERVER_LOST if all(isinstance(leaf, ServerLost) for leaf in leaves) else Cause.ERROR
@@ -134,22 +138,22 @@ class Attempt:
         self.cancel(Cause.ERROR, UNWANTED, failure=self._kept_cancelled(), sample=sample)
 
     def claim(self, result: Result) -> Outcome:
-        """Make this the outcome, unless the attempt was cancelled before."""
+        """Make this the outcome, unless the attempt was cancelled before. Return the attempt's outcome."""
         if self._end is not None:
             return self._end
         self._claimed = True
         return result
 
     def unfinished(self) -> Unfinished:
-        """The outcome of an attempt whose scope was left without a claim."""
+        """Return the outcome of an attempt whose scope was left without a claim."""
         if self._end is not None:
             return self._end
         return self._out_of_time() if self._deadline_passed() else Unfinished(Cause.ERROR, self._kept_cancelled())
 
     async def give_up(self, cause: Cause, why: str, *, failure: Failure | None = None) -> GenerateError:
-        """Cancel the attempt from inside one of its own tasks.
+        """Cancel the attempt from inside one of its tasks.
 
-        Raises Cancelled at once. Only a caller that shields itself comes back from here, with an exception to raise.
+        Raises Cancelled at once. Only inside a shield does this return: then with an exception for the caller to raise.
         """
         self.cancel(cause, why, failure=failure)
         await trio.lowlevel.checkpoint()
@@ -209,22 +213,23 @@ class RunningAttempts:
 
 
 def is_unwanted() -> bool:
-    """Whether a Cancelled that was just caught here is no scope's: user code kept one and raised it again."""
+    """Return True if a Cancelled that was just caught belongs to no scope: user code had kept one and raised it again."""
     return trio.current_effective_deadline() > trio.current_time()
 
 
 def new_attempt(prompt: Prompt, number: int, *, rollouts: int, seconds: float | None) -> Attempt:
-    """An attempt that may take so many seconds from now; None or less than zero: any time."""
+    """Return an attempt that may take ``seconds`` from now; None, zero and negative numbers mean any time."""
     return Attempt(prompt.group_id, number, prompt, rollouts, trio.CancelScope(deadline=deadline_after(seconds)))
 
 
 _LOGGER = logging.getLogger("trio_rollout")
 
 
-async def watch(attempt: Attempt, show: Callable[[trio.lowlevel.Task], str]) -> None:
-    """Wait to be cancelled; if that is because the attempt is out of time, log what ``show`` says of its tasks.
+async def log_overdue_tasks(attempt: Attempt, show: Callable[[trio.lowlevel.Task], str]) -> None:
+    """Log the attempt's task tree, as ``show`` renders it, when its deadline expires. Runs until cancelled.
 
-    A cancellation is delivered before any task runs again: an abort function sees every await that was overdue.
+    Trio delivers a cancellation before any task runs again, so an abort function sees every await as it was when the
+    deadline expired.
     """
     nursery = trio.lowlevel.current_task().parent_nursery
 

@@ -1,4 +1,4 @@
-"""How an engine makes a group: the user's functions and what all rollouts share. Frozen, passed down, never looked up."""
+"""The context of rollouts: the user's functions and what all rollouts share. Frozen, passed down, never looked up."""
 
 import copy
 from collections.abc import Callable
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class NewTools(Protocol):
-    """Makes one rollout's tools, and starts nothing before they are used."""
+    """Makes the tools of one rollout; nothing is started before they are used."""
 
     def __call__(self, *, deadline: float, on_output: Callable[[], None]) -> "RolloutTools":
-        """Made when the rollout first asks for them; closed when its generate function is over."""
+        """Make the tools, when the rollout first asks for them. They are closed when its generate function is over."""
         ...
 
 
@@ -40,13 +40,13 @@ class RolloutContext:
     ports: Ports
     new_tools: NewTools
     show_tasks: Callable[[trio.lowlevel.Task], str]
-    """How a task and all below it wait, as text."""
+    """Renders a task and all tasks below it, with what each waits for, as text."""
     gateway: Gateway | None = None
     instruments: Instruments = attrs.field(factory=Instruments)
 
 
 def fresh_copy(prompt: Prompt) -> Prompt:
-    """A copy of the prompt whose metadata, label and extra nobody else holds: a retry starts clean by construction."""
+    """Return a copy of the prompt that shares no metadata, label or extra with it: a retry starts clean by construction."""
     return copied(
         prompt,
         Prompt,

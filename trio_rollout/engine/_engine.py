@@ -1,4 +1,4 @@
-"""The rollout engine: what its user holds, and how its parts are put together. The only module that knows them all."""
+"""The rollout engine: the object that its user holds, and the assembly of its parts. The only module that knows them all."""
 
 import math
 from collections.abc import AsyncGenerator, Sequence
@@ -47,16 +47,16 @@ class RolloutEngine:
     async def next_batch(self, size: int) -> Batch:
         """Wait for ``size`` finished groups and take them.
 
-        Blocks until they are there; at the end of data the last batch may be smaller. Waiters are served first come,
-        first served. Cancelled, it has taken nothing: every group is ready again. A size above ``max_ready`` raises the
-        buffer's bound for this call.
+        Blocks until so many are ready. The last batch may be smaller: at the end of data, after a drain, or when the
+        engine's block is left. Callers are served in the order of their calls. Cancelled, the call has taken nothing. A
+        size above ``max_ready`` raises the buffer's bound for this call.
 
         Raises:
           EndOfData: every group was delivered, filtered or quarantined.
           EngineClosed: the engine was drained and nothing is left, or its block was left.
-          RuntimeError: it would have to wait inside its caller's own ``weight_update``.
-          ServerError: it would have to wait for a weight update: no server that answers has the current weights.
-          Exception: the engine's own failure (SourceError, LedgerError, an exhausted failure budget), at once.
+          RuntimeError: the call would have to wait inside its caller's ``weight_update``.
+          ServerError: the call would have to wait for a weight update: no server that answers has the current weights.
+          Exception: the engine's failure (SourceError, LedgerError, an exhausted failure budget), at once.
         """
         if not is_whole(size, 1):
             raise ValueError(f"next_batch: size must be an integer >= 1, got {size!r}")
@@ -66,7 +66,7 @@ class RolloutEngine:
         return await self._delivery.next_batch(size)
 
     def batches(self, size: int) -> "Batches":
-        """Batches of ``size`` groups, until the data ends or the engine is drained."""
+        """Return an iterator over batches of ``size`` groups, until the data ends or the engine is drained."""
         return Batches(self, size)
 
     def weight_update(
@@ -81,15 +81,16 @@ class RolloutEngine:
         Raises:
           ValueError: the version is not above the current one.
           trio.BusyResourceError: another window is open.
-          ServerError: a server could not be paused (the body does not run), or names another version afterwards.
+          ServerError: a server could not be paused (the body does not run), or reports another version afterwards.
         """
         self._state.require_open("weight_update")
         return self._weights.update(version, mode)
 
     async def note_weight_version(self, version: int) -> None:
-        """Say that the servers have these weights now, where somebody else updates them, without a ``weight_update``.
+        """Note that the servers have these weights now: for hosts that update them without a ``weight_update``.
 
-        Staleness is counted from it; the host's word is taken, and no server is asked. Blocks until the ledger has it.
+        Staleness is counted from this version. The version is trusted; servers are not queried. Blocks until the ledger
+        has it.
 
         Raises:
           trio.BusyResourceError: a weight update is under way.
@@ -101,11 +102,12 @@ class RolloutEngine:
         """Stop admitting, let running groups finish for ``grace`` seconds, cancel the rest, wait for their wrap-up.
 
         Waiting and cancelled groups are given back to the source, or stay in the ledger. Ready groups stay deliverable;
-        afterwards ``next_batch`` raises EngineClosed. Without ``grace`` it is ``Deadlines.drain`` less ``abort``.
-        Cancelled, admission stays closed, what runs may finish, and the rest happens on leaving.
+        afterwards ``next_batch`` raises EngineClosed. The default of ``grace`` is ``Deadlines.drain`` less ``abort``. Of
+        several drains the shortest grace counts. Cancelled, the drain goes on without the call: admission stays closed,
+        the running groups may finish, and the others are given back then.
 
         Raises:
-          RuntimeError: it was called inside the caller's own ``weight_update``.
+          RuntimeError: it was called inside the caller's ``weight_update``.
         """
         self._refuse_inside_window("drain")
         deadlines = self._state.context.settings.deadlines
@@ -116,13 +118,15 @@ class RolloutEngine:
     ) -> tuple[Group, ...]:
         """Run every prompt of ``source`` once and return its groups, in the source's order.
 
-        Blocks until all are done; production goes on beside it and its counts stay as they are. A weight update restarts
-        what it interrupts. A prompt that failed for good is a group of FAILED trajectories. Cancelled, its rollouts are
-        aborted on their servers.
+        Blocks until all are done. Production goes on beside the evaluation, and its counts and instruments know nothing of
+        it. A weight update restarts the rollouts that it interrupts. A prompt that failed for good is a group of FAILED
+        trajectories. Cancelled, the rollouts are aborted on their servers.
 
         Raises:
-          RuntimeError: it was called inside the caller's own ``weight_update``.
-          Exception: the engine's own failure, or whatever the source raised.
+          RuntimeError: it was called inside the caller's ``weight_update``.
+          EngineClosed: the engine's block was left.
+          ServerError: the evaluation could go on only after a weight update.
+          Exception: the engine's failure, or an exception of the source, as it was raised.
         """
         self._state.require_open("evaluate")
         self._refuse_inside_window("evaluate")
@@ -133,7 +137,7 @@ class RolloutEngine:
         return await evaluation.run(source)
 
     async def restore(self, step: int) -> None:
-        """Offer again every batch delivered after ``step`` and not acked: for a trainer that went back to that checkpoint.
+        """Offer every batch again that was delivered after ``step`` and not acked, for a trainer that went back to a checkpoint.
 
         Blocks until the ledger has it. The next weight update may then name a version that is not above the current one.
 
@@ -157,7 +161,7 @@ class RolloutEngine:
         return tuple(entry.id for entry in self._state.ready.entries)
 
     def quarantined(self) -> Sequence[QuarantineReport]:
-        """What was given up: id, cause, attempts and last error of each."""
+        """Return a report for each group that was given up: id, cause, attempts and last error."""
         return self._state.book.reports
 
     def __repr__(self) -> str:
@@ -190,7 +194,7 @@ class RolloutEngine:
             await self._pool.leave(grace, Cause.CANCELLED if is_cancellation(error) else Cause.SHUTDOWN)
 
     async def _close(self) -> None:
-        """Give back what is left: every task has ended, in time or not (then giving back has a little time of its own)."""
+        """Give back what is left: every task has ended, in time or not (then ``abort`` seconds are left to give back)."""
         limits = self._state.context.settings.deadlines
         left = self._leave_by - trio.current_time()
         await self._pool.close(max(left, min(limits.abort, limits.drain - limits.abort)))
@@ -237,7 +241,7 @@ async def _assembled(state: EngineState) -> RolloutEngine:
 
 
 def _identity(source: Source, settings: EngineSettings) -> RunIdentity:
-    """A source names itself by an attribute ``identity``; one without is known by its type."""
+    """Return the identity of a run: the source's attribute ``identity``, or its type if it has none."""
     name = getattr(source, "identity", None)
     text = str(name) if name is not None else f"{type(source).__module__}.{type(source).__qualname__}"
     return RunIdentity(source=text, samples_per_prompt=settings.samples_per_prompt)
@@ -258,12 +262,12 @@ async def open_rollout_engine(
     ports: Ports | None = None,
     gateway: Gateway | None = None,
 ) -> AsyncGenerator[RolloutEngine]:
-    """Run rollouts of the source's prompts until the block is left; the unfinished goes back, or stays in the ledger.
+    """Run rollouts of the source's prompts until the block is left; unfinished prompts go back, or stay in the ledger.
 
     Entering reads versions and the ledger. Leaving takes at most ``Deadlines.drain`` plus one accepted write.
 
     Raises:
-      Exception: the body's own as itself; the engine's own (LedgerError: the ledger is another run's) if no call told it.
+      Exception: the body's, as it was raised; or the engine's (LedgerError: the ledger is another run's) if no call told it.
     """
     settings, ports = settings or EngineSettings(), ports or Ports()
     context = RolloutContext(

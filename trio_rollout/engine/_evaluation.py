@@ -1,7 +1,7 @@
-"""Evaluation beside production: slots of its own, counts of its own, never a missing prompt.
+"""Evaluation beside production, with separate slots and counts, and never a missing prompt.
 
-Its attempts are children of the caller's task. A weight update restarts what it interrupts, so no trajectory mixes versions;
-a prompt that failed for good is a group of FAILED trajectories.
+The attempts of an evaluation are children of the caller's task. A weight update restarts the attempts that it interrupts,
+so no trajectory mixes versions. A prompt that failed for good is a group of FAILED trajectories.
 """
 
 from typing import NoReturn, final
@@ -22,7 +22,7 @@ from ._instruments import Instruments
 from ._state import EngineState, Phase
 
 _AT_ONCE = 64
-"""How many prompts are taken from the source in one call."""
+"""The number of prompts taken from the source in one call."""
 
 
 @final
@@ -36,13 +36,7 @@ class Evaluation:
     _groups: dict[GroupId, Group | None] = attrs.field(factory=dict, init=False)
 
     async def run(self, source: Source) -> tuple[Group, ...]:
-        """Evaluate every prompt of the source.
-
-        Raises:
-          EngineClosed: the engine's block was left meanwhile.
-          ServerError: it could go on only after a weight update.
-          Exception: the engine's own failure, as soon as it happens; whatever the source raises, as it is.
-        """
+        """Evaluate every prompt of the source; see ``RolloutEngine.evaluate``."""
         source_error: Exception | None = None
         work = trio.CancelScope()
         async with trio.open_nursery() as nursery:
@@ -57,7 +51,7 @@ class Evaluation:
         return tuple(group for group in self._groups.values() if group is not None)
 
     async def _run_all(self, source: Source) -> Exception | None:
-        """Run every prompt; what the source raised ends all of them, and is returned."""
+        """Run every prompt. An exception of the source ends all of them, and is returned."""
         failure: Exception | None = None
         async with trio.open_nursery() as prompts:
             try:
@@ -143,7 +137,7 @@ class Evaluation:
 
 
 def evaluation_context(context: RolloutContext, generate: Generate | None, samples: int) -> RolloutContext:
-    """The context of an evaluation: no filter, no instruments, no continuing across versions, perhaps another generate function."""
+    """Return the context of an evaluation: no filter, no instruments, no continuing across versions, perhaps another generate function."""
     settings = attrs.evolve(
         context.settings,
         samples_per_prompt=samples,

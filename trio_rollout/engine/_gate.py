@@ -1,8 +1,21 @@
 """The gate between rollouts and servers: closed while weights change.
 
-Owns: whether requests may be sent, the scopes of the turns under way, and the clock of their deadlines, which stands
-still while the gate is closed (a paused server cannot answer in time). Opening is paced: all waiters are let through, a
-bounded number per tick of the event loop, because 2,000 requests encoded in one tick stall everything else.
+Owns the permission to send requests, the scopes of the turns under way, and the clocks of their time limits. Opening is
+paced: all waiters are let through, a bounded number per tick of the event loop, because 2,000 requests that are encoded in
+one tick stall everything else.
+
+**The clocks** (decision 0027). Two limits say how long an answer may take: ``Deadlines.turn`` for a call, and
+``Deadlines.no_progress`` for the time without a new token. A paused server cannot answer in time, and a request that cannot
+be sent cannot be answered, so both stand still meanwhile; the group's deadline, which is wall-clock time over everything,
+runs on. Two things stop a clock: the gate, while it is closed, and a request that waits for a server because all of them
+are lost or busy (``Clock.stopped``). They overlap, in either order: a window opens while a request waits for a server, or
+the wait begins inside a window, or a clock is started while the gate is closed. So a clock counts its holders. The first
+``stop`` moves the deadline of the scope to infinity and keeps the time that was left; the last ``go`` sets the deadline
+again. A reset while the clock stands still replaces the time that is left.
+
+A rollout has one idle timer for all its turns, and each turn has a clock. A turn that waits for a server stops both, the
+idle timer as ``beside``. Two turns of a rollout may wait at once, so the idle timer may have two holders, and it goes on
+when both have their server.
 """
 
 import math
@@ -23,9 +36,8 @@ WAKE_PER_TICK = 64
 
 @attrs.define(eq=False)
 class Clock:
-    """A time limit on a ``with`` block, which ticks while nobody holds it; in time is what has not been left by cancellation.
+    """A time limit on a ``with`` block that can stand still; the block is cancelled when the time is used up.
 
-    The gate holds it while it is closed, and so does who waits for a server: what cannot be sent cannot be answered in time.
     ``beside``: another clock, which stands still whenever this one waits for a server.
     """
 
@@ -52,7 +64,7 @@ class Clock:
         return self.scope.__exit__(kind, error, trace)
 
     def reset(self) -> None:
-        """Start the whole limit again."""
+        """Start the whole time limit again."""
         if self.limit == math.inf:
             return
         if self._remaining is None:
@@ -61,7 +73,7 @@ class Clock:
             self._remaining = self.limit
 
     def stop(self) -> None:
-        """Stand still until as many calls of ``go`` have come as of this."""
+        """Stand still until ``go`` has been called as often as ``stop``."""
         self._holders += 1
         if self._remaining is None:
             self._remaining = self.scope.deadline - trio.current_time()
@@ -69,7 +81,7 @@ class Clock:
 
     @contextmanager
     def stopped(self) -> Generator[None]:
-        """Stand still for the block, and the clock beside too."""
+        """Stand still for the block, and stop the clock beside, too."""
         held = [self] if self.beside is None else [self, self.beside]
         for clock in held:
             clock.stop()
@@ -80,7 +92,7 @@ class Clock:
                 clock.go()
 
     def go(self) -> None:
-        """Go on with what was left, unless another holds it still."""
+        """Go on with the time that was left, unless another holder stops the clock."""
         self._holders -= 1
         if self._remaining is not None and not self._holders:
             self.scope.deadline = trio.current_time() + self._remaining
@@ -90,7 +102,7 @@ class Clock:
 @final
 @attrs.define(eq=False)
 class GateTicket(Clock):
-    """One turn under way: the window it began under, and whether a window gave its call up."""
+    """One turn under way: ``epoch`` is the gate's when it began; ``interrupted``, a window gave up its call."""
 
     epoch: int = 0
     interrupted: bool = False
@@ -111,10 +123,7 @@ class GateTicket(Clock):
 @final
 @attrs.define(eq=False, repr=False)
 class Gate:
-    """Open or closed; ``epoch`` counts the closings.
-
-    ``version`` is the newest weight version: what is behind the gate.
-    """
+    """Open or closed. ``epoch`` counts the closings; ``version`` is the newest weight version."""
 
     wake: WakeUps = attrs.field(factory=WakeUps)
     is_open: bool = attrs.field(default=True, init=False)
@@ -127,7 +136,7 @@ class Gate:
 
     @property
     def calls(self) -> int:
-        """How many turns are under way on a server."""
+        """The number of turns under way on a server."""
         return len(self._inside)
 
     async def until_fewer_calls(self, than: int) -> None:
@@ -146,22 +155,22 @@ class Gate:
 
     # Not generators: at two a rollout those were a twentieth of its cost.
     def turn(self, seconds: float | None, *, beside: Clock | None = None) -> GateTicket:
-        """One turn, for a ``with`` block that it may take so many seconds of, those apart in which the gate is closed."""
+        """Return the ticket of one turn, for a ``with`` block that may take ``seconds`` while the clock runs."""
         return GateTicket(self, limit_of(seconds), beside, epoch=self.epoch)
 
     def clock(self, seconds: float | None) -> Clock:
-        """A time limit for a ``with`` block; the caller winds it up again whenever something moves."""
+        """Return a time limit for a ``with`` block, an idle timer: the caller resets it with each progress."""
         return Clock(self, limit_of(seconds))
 
     def close(self) -> None:
-        """Let no request through, and stop the clocks of what is under way."""
+        """Let no request through, and stop the clocks of the turns under way."""
         self.is_open = False
         self.epoch += 1
         for clock in self._clocks:
             clock.stop()
 
     async def open(self) -> None:
-        """Open for everybody. Blocks until all waiters were woken; cancelled, the rest is woken at once."""
+        """Let requests through. Blocks until all waiters were woken; cancelled, the rest are woken at once."""
         self.is_open = True
         for clock in self._clocks:
             clock.go()
@@ -175,22 +184,22 @@ class Gate:
             self.wake.admission.notify()
 
     def interrupt_calls(self) -> None:
-        """Give up the calls still under way: their scopes are cancelled, their attempts are not."""
+        """Cancel the calls that are still under way, and not their attempts."""
         for ticket in self._inside:
             ticket.interrupted = True
             ticket.scope.cancel(reason="weight update")
 
 
 def ignore_progress() -> None:
-    """In place of winding a clock, for what nobody watches: a stream that is wanted for its tokens' sake, a tool's output."""
+    """Stand in for the reset of an idle timer where there is none: for streamed tokens, and for the output of tools."""
 
 
 def limit_of(seconds: float | None) -> float:
-    """A time limit in seconds; None, zero and negative numbers mean none."""
+    """Return a time limit in seconds; infinite for None, zero and negative numbers."""
     return math.inf if seconds is None or seconds <= 0 else seconds
 
 
 def deadline_after(seconds: float | None) -> float:
-    """The deadline so many seconds from now; None, zero and negative numbers mean none."""
+    """Return the deadline ``seconds`` from now; infinite for None, zero and negative numbers."""
     limit = limit_of(seconds)
     return limit if limit == math.inf else trio.current_time() + limit

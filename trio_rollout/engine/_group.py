@@ -1,6 +1,6 @@
 """Running one attempt: n rollouts in one nursery, their rewards, the group's reward, the filter.
 
-The first failure ends the attempt and so cancels the siblings; nothing of an attempt outlives its scope.
+The first failure ends the attempt and so cancels the siblings. Nothing of an attempt outlives its scope.
 """
 
 import math
@@ -13,7 +13,7 @@ from .._core.events import SampleFinished
 from .._core.values import Group, Prompt, Trajectory, copied
 from ..abc import Drop
 from ..errors import GenerateError
-from ._attempt import Attempt, Dropped, Finished, Outcome, Result, Unfinished, watch
+from ._attempt import Attempt, Dropped, Finished, Outcome, Result, Unfinished, log_overdue_tasks
 from ._context import RolloutContext, fresh_copy
 from ._gate import deadline_after, limit_of
 from ._rollout import RolloutHandle
@@ -24,14 +24,16 @@ from ._slots import SlotLease
 async def run_attempt(attempt: Attempt, context: RolloutContext, slots: SlotLease) -> Outcome:
     """Run the attempt to its single outcome.
 
-    Blocks until everything it started is over. Each rollout gives its slot back at its own end. Cancelled from outside,
-    all of it is wrapped up before Cancelled goes on, and there is no outcome.
+    Blocks until everything that it started is over. Each rollout gives its slot back when it ends. Cancelled from outside,
+    the attempt is wrapped up before Cancelled goes on, and there is no outcome.
     """
     outcome: Outcome | None = None
     try:
         with attempt.scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(watch, attempt, context.show_tasks, name=f"deadline of group {attempt.id}")
+                nursery.start_soon(
+                    log_overdue_tasks, attempt, context.show_tasks, name=f"deadline of group {attempt.id}"
+                )
                 outcome = await _ended(attempt, context, slots)
                 nursery.cancel_scope.cancel()
     except Exception as error:  # noqa: BLE001  the boundary of user code: what its nurseries raised while being cancelled
@@ -40,7 +42,7 @@ async def run_attempt(attempt: Attempt, context: RolloutContext, slots: SlotLeas
 
 
 async def _ended(attempt: Attempt, context: RolloutContext, slots: SlotLease) -> Outcome | None:
-    """The outcome; None if it failed: caught here, the failure is the exception itself and no group of this nursery's."""
+    """Return the outcome; None if user code failed: caught here, the exception is not yet in a group of the nursery."""
     try:
         return attempt.claim(await _group_of(attempt, context, slots))
     except Exception as error:  # noqa: BLE001  the boundary of user code

@@ -1,4 +1,4 @@
-"""The rollout handle: a generate function's only door to the outside; and the stock generate function."""
+"""The rollout handle, through which a generate function reaches everything outside; and the stock generate function."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -36,12 +36,12 @@ class RolloutHandle:
     index: int
     deadline: float
     progress: Clock | None = attrs.field(default=None, init=False)
-    """Wound up whenever something moves, if there is a limit to how long nothing may."""
+    """Idle timer, reset by every token; None if ``no_progress`` is not set."""
     opened_tools: "RolloutTools | None" = attrs.field(default=None, init=False)
-    """Its tools, once it has asked for them: most rollouts run no command, and pay for none."""
+    """The rollout's tools, once it has asked for them: most rollouts run no command, and pay for none."""
     _turns: int = attrs.field(default=0, init=False)
     is_over: bool = attrs.field(default=False, init=False)
-    """Its generate function has returned: whoever still has this handle can start nothing that nobody would end."""
+    """The generate function has returned: through a handle that was kept nothing can be started, as nothing would end it."""
 
     @property
     def attempt(self) -> int:
@@ -55,7 +55,7 @@ class RolloutHandle:
 
     @property
     def tools(self) -> "RolloutTools":
-        """What this rollout may run; everything that is started with it dies when the generate function is over."""
+        """The commands and sandboxes of this rollout: everything started with them dies when the generate function is over."""
         self._refuse_if_over("tools")
         if self.opened_tools is None:
             self.opened_tools = self._context.new_tools(
@@ -81,7 +81,7 @@ class RolloutHandle:
         Blocks for the gate, then until the answer is there, at most ``Deadlines.turn``. Cancelled, the request is aborted
         on its server before Cancelled goes on.
 
-        Where earlier turns have filled the context, nothing is sent: the turn has no tokens and its stop is LENGTH.
+        If earlier turns have filled the context, nothing is sent: the turn has no tokens and its stop is LENGTH.
 
         Raises:
           RequestRejected: no server will take this request; ContextFull if the prompt alone fills the context.

@@ -1,7 +1,7 @@
 """Rewards, group rewards and the filter: user code, each call under the reward's deadline.
 
-A scorer that raises, returns None, NaN or another type is tried again alone, as ``Retry`` says: the sampled tokens are good,
-so they are kept. Only when the tries are used up does the attempt end with its error.
+A scorer that raises, or returns None, NaN or another type, is tried again alone, as ``Retry`` says: the sampled tokens are
+good, so they are kept. When the tries are used up, the attempt ends with the scorer's error.
 """
 
 import logging
@@ -29,10 +29,11 @@ Score: TypeAlias = float | Mapping[str, float]
 
 
 async def reward_of(trajectory: Trajectory, context: RolloutContext) -> Score | None:
-    """The trajectory's reward; the one that it has where no reward function was given.
+    """Return the trajectory's reward; if there is no reward function, the one that it has.
 
     Raises:
-      RewardError: the scorer failed every time. An exception of the scorer's own comes out as it was raised.
+      RewardError: the scorer returned no reward every time.
+      Exception: the scorer raised this at its last try.
     """
     reward = context.reward
     if reward is None:
@@ -50,7 +51,7 @@ async def reward_of(trajectory: Trajectory, context: RolloutContext) -> Score | 
 
 
 async def group_scored(group: Group, context: RolloutContext) -> Group:
-    """The group with the rewards that its group reward gives; unchanged where none was given."""
+    """Return the group with the rewards of the group reward; unchanged if there is no group reward."""
     group_reward = context.group_reward
     if group_reward is None:
         return group
@@ -68,7 +69,7 @@ async def group_scored(group: Group, context: RolloutContext) -> Group:
 
 
 async def verdict_on(group: Group, context: RolloutContext) -> Keep | Drop:
-    """What the user's filter says; Keep() where none was given."""
+    """Return the verdict of the user's filter; Keep() if there is no filter."""
     group_filter = context.group_filter
     if group_filter is None:
         return Keep()
@@ -87,7 +88,7 @@ async def _tried(
     context: RolloutContext,
     what: Callable[[], str],
 ) -> T:
-    """What user code answers within its time, once it is acceptable. ``what``: its name, put together for errors only."""
+    """Return the first acceptable answer of user code. ``what`` names the call; it is called for errors only."""
     retry, seconds = context.settings.retry, context.settings.deadlines.reward
     number = 0
     while True:

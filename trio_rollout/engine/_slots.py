@@ -1,6 +1,6 @@
-"""Slots: permission to run a rollout. Claimed for a whole group at once, given back one by one.
+"""Slots: the permission to run a rollout. Claimed for a whole group at once, given back one by one.
 
-Invariant 2: slots in use equal the rollouts of live attempts that are not over.
+Invariant 2: the slots in use are as many as the rollouts of running attempts that are not over.
 """
 
 from types import TracebackType
@@ -14,7 +14,7 @@ from .._util.condition import Condition
 @final
 @attrs.define(eq=False, repr=False)
 class Slots:
-    """``total`` slots; ``changed`` is notified whenever some become free. ``holders`` counts the groups that have any."""
+    """``total`` slots. ``changed`` is notified when some become free. ``holders`` is the number of groups that have any."""
 
     total: int
     changed: Condition
@@ -23,7 +23,7 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """How many may be claimed now."""
+        """The number of slots that may be claimed now."""
         return self.total - self.in_use
 
     def claim(self, count: int) -> "SlotLease":
@@ -49,7 +49,7 @@ class SlotLease:
     _held: int
 
     def release_one(self) -> None:
-        """A rollout is over."""
+        """Give one slot back: a rollout is over."""
         if self._held:
             self._held -= 1
             self._slots._give_back(1, last=not self._held)

@@ -35,7 +35,7 @@ _AHEAD = 4
 
 
 class Phase(enum.IntEnum):
-    """How far an engine is on its way to its end. It only ever goes on to a later phase (decision 0030)."""
+    """The phase of an engine, on the way to its end. It only ever goes on to a later one (decision 0030)."""
 
     RUNNING = 0
     """Prompts are pulled and groups are started."""

@@ -1,7 +1,8 @@
-"""One turn of a rollout: the gate, one request in a scope of its own, and what an interruption means.
+"""One turn of a rollout: it waits for the gate, sends one request inside a scope, and handles interruptions.
 
-Without ``partial`` an interrupted turn ends the attempt. With it the turn goes on inside the same attempt from the tokens
-it has: wait for the gate, resubmit prompt and tokens with what is left of ``max_new_tokens``, merge the parts.
+Without ``partial`` an interrupted turn ends the attempt. With ``partial`` the turn goes on inside the same attempt from the
+tokens that it has: it waits for the gate, sends prompt and tokens again with what is left of ``max_new_tokens``, and merges
+the parts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from ._gate import Clock, ignore_progress
 
 @attrs.frozen
 class _Interrupted:
-    """A call that ended without a complete answer, through no fault of the turn's own."""
+    """A call that ended without a complete answer, through no fault of the turn."""
 
     cause: Cause
     why: str
@@ -48,7 +49,7 @@ async def sample_turn(
 ) -> Turn:
     """Sample one turn. Blocks for the gate and for a server, then for the answer, at most ``Deadlines.turn`` a call.
 
-    ``progress``: the clock that is to be wound up with each new token.
+    ``progress``: the idle timer, which each new token resets.
 
     Cancelled, the request is aborted on its server before Cancelled goes on. An interruption that ends the attempt raises
     Cancelled too, because the attempt's scope is cancelled.
@@ -80,7 +81,7 @@ async def sample_turn(
 async def _before_going_on(
     attempt: Attempt, context: RolloutContext, call: _Interrupted, empty_continuations: int
 ) -> None:
-    """Wait as retries do, where a turn may go on and got no token; else end the attempt."""
+    """Back off if the turn may go on and got no token; end the attempt if it may not go on."""
     retry = context.settings.retry
     if not context.settings.partial or empty_continuations > retry.max_free:
         raise await attempt.give_up(call.cause, call.why, failure=call.failure)
@@ -90,14 +91,14 @@ async def _before_going_on(
 
 
 def _filled(parts: Sequence[Turn], error: ContextFull) -> Turn:
-    """A turn that was interrupted with not one token left to sample is over; a prompt that leaves no room is refused."""
+    """Return the turn if it was interrupted with no token left to sample; a prompt that leaves no room is refused."""
     if not parts:
         raise error
     return merge(parts, stop=Stop.LENGTH)
 
 
 def _behind(parts: Sequence[Turn], on_tokens: OnTokens | None) -> OnTokens | None:
-    """Told of a part's ids, it tells of all ids of the turn."""
+    """Return a callback for one part's ids that reports all ids of the turn."""
     if on_tokens is None or not parts:
         return on_tokens
     before = [int(token) for part in parts for token in part.output_ids]

@@ -1,13 +1,14 @@
 """The weight-update window: its steps, in order, in one place.
 
-1. close the gate: nothing new is sent, and the clocks of turns stand still
-2. pause every server
-3. ABORT: await our own calls, which the servers abort; cancel the attempts that still sample (with ``partial``: only calls
-   that did not come back). RETRACT, IN_PLACE: running requests stay. Evaluation never mixes versions: it restarts always
-4. the caller's body
-5. read each server's version
-6. resume every server that may have been paused, whatever was raised
-7. open the gate, waking a bounded number per tick
+1. Close the gate: nothing new is sent, and the clocks of turns stand still.
+2. Pause every server.
+3. ABORT: wait for the engine's calls, which the servers abort, and cancel the attempts that still sample (decision 0002);
+   with ``partial`` only the calls that did not come back. RETRACT and IN_PLACE: running requests stay. An evaluation never
+   mixes versions: its attempts that still sample restart in every mode.
+4. Run the caller's body.
+5. Read each server's version.
+6. Resume every server that may have been paused, whatever was raised.
+7. Open the gate, waking a bounded number of waiters per tick.
 
 Steps 6 and 7 are shielded, and bounded by ``Deadlines.control`` and by the number of waiters.
 """
@@ -30,14 +31,14 @@ from ._state import EngineState
 
 _LOGGER = logging.getLogger("trio_rollout")
 _PARKED_S = 1.0
-"""A server that says that it has paused in mode ABORT has ended all that it ran. A call that has not come back so long after the
-last one that did is parked there until the resume: it came while the pause was on its way."""
+"""Seconds. A server that has paused in mode ABORT has ended all that it ran. A call that has not come back so long after the
+last one that did arrived while the pause was on its way: the server has parked it until the resume."""
 
 
 @final
 @attrs.define(eq=False, kw_only=True)
 class WeightUpdate:
-    """One window, as its body sees it. ``seconds``: how long each step took, by name, filled in as they end."""
+    """One window, as its body sees it. ``seconds`` is the duration of each step, by name, filled in as the steps end."""
 
     version: int
     mode: PauseMode
@@ -69,12 +70,12 @@ class Weights:
     )
 
     def is_inside(self) -> bool:
-        """Whether the current task runs in the open window's body: it is the body, or was started by it there."""
+        """Return True if the current task runs in the open window's body, or was started by a task that does."""
         return self._open is not None and self._around.get() is self._open
 
     @asynccontextmanager
     async def update(self, version: int, mode: PauseMode) -> AsyncGenerator[WeightUpdate]:
-        """The window; see ``RolloutEngine.weight_update``."""
+        """Open a window; see ``RolloutEngine.weight_update``."""
         self.state.failure.check()
         self._check(version, mode)
         gate, window = self.state.context.gate, WeightUpdate(version=version, mode=mode)
@@ -132,7 +133,7 @@ class Weights:
             gate.interrupt_calls()
         else:
             self.state.running.cancel_sampling(Cause.WEIGHT_UPDATE, why)
-        # What was given up closes its connection at once, because its server is paused; its abort is a debt.
+        # A call that was given up closes its connection at once, because its server is paused; its abort is still owed.
         with trio.move_on_after(settings.deadlines.abort):
             await gate.until_fewer_calls(than=1)
 
@@ -149,19 +150,19 @@ class Weights:
         wrong = {url: other for url, other in named.items() if other not in {None, version}}
         if wrong:
             raise ServerError(
-                f"weight_update(version={version}): after the body, servers name other versions: {wrong}; "
+                f"weight_update(version={version}): after the body, servers report other versions: {wrong}; "
                 f"the engine stays at version {self.state.context.gate.version}"
             )
         if not named:
-            _LOGGER.error("no server answers; weight version %d is taken at the trainer's word", version)
+            _LOGGER.error("no server answers; weight version %d is trusted without a check", version)
         elif all(other is None for other in named.values()):
-            _LOGGER.warning("no server names a weight version; %d is taken at the trainer's word", version)
+            _LOGGER.warning("no server reports a weight version; %d is trusted without a check", version)
         self.state.context.servers.require_version(version)
         await self._adopt(version)
         self.may_repeat = False
 
     async def note(self, version: int) -> None:
-        """The version changed without a window; see ``RolloutEngine.note_weight_version``."""
+        """Note a version that came without a window; see ``RolloutEngine.note_weight_version``."""
         self.state.failure.check()
         if self._open is not None:
             raise trio.BusyResourceError(f"note_weight_version({version}): a weight update is under way")
