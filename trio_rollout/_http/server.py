@@ -1,9 +1,9 @@
-"""The server's side of one HTTP/1.1 connection: requests in, answers out, and the knowledge whether the client is still there.
+"""The server's side of one HTTP/1.1 connection: requests in, answers out, and notice of a client that leaves.
 
-One task reads all the time, so that the client's leaving is noticed while its request is answered. The other answers one
-request after the other, and is the only one that sends. Requests that a client sends before the first is answered
-(pipelining) are therefore answered in order; beyond ``_PIPELINE`` of them, and the piece that held the last, nothing more is
-read from its socket.
+One task reads all the time, so that a client that leaves is noticed while its request is answered. The other task answers one
+request after the other, and only it sends. Requests that a client sends before the first is answered (pipelining) are
+therefore answered in order; once ``_PIPELINE`` of them wait, nothing more is read from the socket
+(docs/decisions/0036-one-http-server-side.md).
 """
 
 import math
@@ -23,7 +23,7 @@ from .server_reader import BadRequest, Request, RequestReader
 
 _PIPELINE: Final = 16
 _PIECE: Final = 65536
-# A client sends a head in one go; one that takes longer is broken, or means harm.
+# Clients send a head in one go; one that takes this long is broken or hostile.
 _HEAD_S: Final = 60.0
 _JSON: Final = "application/json"
 _TEXT: Final = "text/plain; charset=utf-8"
@@ -41,30 +41,30 @@ Emit: TypeAlias = Callable[[bytes], Awaitable[None]]
 @final
 @attrs.define(eq=False, repr=False)
 class ServerConnection:
-    """One client's connection. The stream stays its caller's, who closes it.
+    """One client's connection. The caller owns ``stream``, and closes it after ``serve``.
 
-    Invariant: only the task that called ``serve`` sends, so a handler may send on ``stream`` itself, damaged answers too.
+    Invariant: only the task that called ``serve`` sends. A handler may therefore send on ``stream`` itself.
     """
 
     stream: trio.abc.Stream
     reader: RequestReader = attrs.field(factory=RequestReader)
     head_s: float = attrs.field(default=_HEAD_S, kw_only=True)
-    """Seconds from the first byte of a head within which the rest of it must come."""
+    """Seconds from the first byte of a head to its last one; then the client is answered 408."""
     gone: trio.Event = attrs.field(factory=trio.Event, init=False)
     """Set when the client has closed its side, or the connection is broken."""
     keep_open: bool = attrs.field(default=True, init=False)
-    """The connection carries another request after this answer. A handler may clear it."""
+    """True if the connection carries another request after this answer. A handler may set it to False."""
     _news: Condition = attrs.field(factory=Condition, init=False)
     _streaming: trio.CancelScope | None = attrs.field(default=None, init=False)
     _head_only: bool = attrs.field(default=False, init=False)
     _head_deadline: float = attrs.field(default=math.inf, init=False)
 
     async def serve(self, handle: Callable[["ServerConnection", Request], Awaitable[None]]) -> None:
-        """Let ``handle`` answer each request, until the client leaves or an answer says that the connection ends.
+        """Answer each request by ``handle``, until the client leaves or ``keep_open`` is False.
 
-        A request that cannot be parsed is answered with its error. When the client leaves during ``handle``, ``gone`` is
-        set and nothing is cancelled, except what sends ``events``. Blocks until then; cancelled, the connection is useless.
-        Raises what ``handle`` raises, except that the connection broke or the client left.
+        A request that cannot be parsed is answered with its error. If the client leaves during ``handle``, ``gone`` is set;
+        only ``events`` is cancelled, other handlers run on. Blocks until the end of the connection; cancelled, an answer may
+        have been sent in part. Errors of ``handle`` come out, except those of a broken connection and ClientGone.
         """
         with bare_errors():
             async with trio.open_nursery() as nursery:
@@ -72,7 +72,7 @@ class ServerConnection:
                 try:
                     await self._answer_all(handle)
                 except* (trio.BrokenResourceError, trio.ClosedResourceError, ClientGone):
-                    pass  # there is no client to tell
+                    pass  # no client is left to answer
                 nursery.cancel_scope.cancel("the connection ends")
 
     async def _answer_all(self, handle: Callable[["ServerConnection", Request], Awaitable[None]]) -> None:
@@ -112,7 +112,7 @@ class ServerConnection:
                 waiting = reader.waiting
                 reader.feed(data)
                 if reader.waiting > waiting:
-                    self._head_deadline = math.inf  # a head that is incomplete now began in this piece
+                    self._head_deadline = math.inf  # a head that is still incomplete began in this piece
                 self._news.notify()
                 if reader.waiting >= _PIPELINE:
                     await self._news.wait_until(lambda: reader.waiting < _PIPELINE)
@@ -154,7 +154,7 @@ class ServerConnection:
         await self.reply(status, msgspec.json.encode(value))
 
     async def events(self, produce: Callable[[Emit], Awaitable[None]]) -> None:
-        """Answer with server-sent events: what ``produce(emit)`` emits. ``produce`` is cancelled when the client leaves.
+        """Answer with the server-sent events that ``produce(emit)`` emits. ``produce`` is cancelled when the client leaves.
 
         Raises:
           ClientGone: the client has left.

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import TypeAlias, TypeVar
 
 from .points import Inject, Point, Sweep
-from .sweeper import Arm, Injector, Plan, Sweeper
+from .sweeper import Arm, Injection, Injector, Sweeper
 
 S = TypeVar("S")
 
@@ -54,9 +54,9 @@ def cancel_everywhere(
         raise ValueError(f"cancel_everywhere: armed were {sorted(lives)}, to be cancelled {scopes}: nothing to do")
     draw = random.Random(f"cancel_everywhere-{seed}")
     for kind in how:
-        plans = list(_plans(kind, wanted, draw))
-        for plan in plans if sample is None or sample >= len(plans) else draw.sample(plans, sample):
-            _try(sweeper, scenario, plan)
+        injections = list(_injections(kind, wanted, draw))
+        for injection in injections if sample is None or sample >= len(injections) else draw.sample(injections, sample):
+            _try(sweeper, scenario, injection)
     return sweeper.report()
 
 
@@ -68,7 +68,7 @@ def _rehearse(sweeper: Sweeper[S], scenario: Scenario[S]) -> dict[str, int]:
     return injector.lives()
 
 
-def _plans(how: Inject, lives: dict[str, int], draw: random.Random) -> Iterator[Plan]:
+def _injections(how: Inject, lives: dict[str, int], draw: random.Random) -> Iterator[Injection]:
     if how in {Inject.THROW, Inject.SEED}:
         raise ValueError(f"cancel_everywhere only cancels and interrupts, it does not know {how}")
     if how is Inject.CANCEL_TWICE and len(lives) == 1:
@@ -80,16 +80,16 @@ def _plans(how: Inject, lives: dict[str, int], draw: random.Random) -> Iterator[
         for step in range(1, steps + 1):
             twice = how is Inject.CANCEL_TWICE
             then = (draw.choice(others), draw.randint(1, _LONGEST_BETWEEN)) if twice else None
-            yield Plan(how=how, name=name, step=step, then=then)
+            yield Injection(how=how, name=name, step=step, then=then)
 
 
-def _try(sweeper: Sweeper[S], scenario: Scenario[S], plan: Plan) -> None:
+def _try(sweeper: Sweeper[S], scenario: Scenario[S], injection: Injection) -> None:
     """Make one run with one injection, and check it."""
-    injector = Injector(plan)
+    injector = Injector(injection)
     arm: Arm[S] = Arm(injector.arm)
     sweeper.attempt(
         lambda: sweeper.once(lambda: scenario(arm), arm, (injector,)),
-        lambda: Point(how=plan.how, step=plan.step, scope=plan.label, where=injector.where),
+        lambda: Point(how=injection.how, step=injection.step, scope=injection.label, where=injector.where),
         arm,
-        interrupts=plan.how is Inject.INTERRUPT,
+        interrupts=injection.how is Inject.INTERRUPT,
     )

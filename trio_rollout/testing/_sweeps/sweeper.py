@@ -137,7 +137,7 @@ class Armed:
 
 @final
 @attrs.frozen(kw_only=True)
-class Plan:
+class Injection:
     """One injection: ``how``, before the ``step``-th step of scope ``name``; ``then``: cancel another scope, steps later."""
 
     how: Inject
@@ -169,12 +169,12 @@ class Arm(Notes[S]):
 
 @final
 class Injector(trio.abc.Instrument):
-    """Counts the steps since each scope was armed, and carries out one plan, if there is one."""
+    """Counts the steps since each scope was armed, and carries out one injection, if it has one."""
 
-    def __init__(self, plan: Plan | None = None) -> None:
+    def __init__(self, injection: Injection | None = None) -> None:
         self.armed: dict[str, Armed] = {}
         self.where = ""
-        self._plan = plan
+        self._injection = injection
         self._steps = 0
         self._second_at: int | None = None
 
@@ -195,27 +195,29 @@ class Injector(trio.abc.Instrument):
         if not self.armed:
             return
         self._steps += 1
-        plan = self._plan
-        if plan is None:
+        injection = self._injection
+        if injection is None:
             self._note_ends()
-        elif self._steps == self._second_at and plan.then is not None:
-            self._cancel(plan.then[0])
-        elif not self.where and (armed := self.armed.get(plan.name)) and self._steps - armed.since == plan.step:
+        elif self._steps == self._second_at and injection.then is not None:
+            self._cancel(injection.then[0])
+        elif (
+            not self.where and (armed := self.armed.get(injection.name)) and self._steps - armed.since == injection.step
+        ):
             self.where = where(task)
-            self._inject(plan)
+            self._inject(injection)
 
     def _note_ends(self) -> None:
         for armed in self.armed.values():
             if armed.steps is None and scheduler.scope_is_over(armed.scope):
                 armed.steps = self._steps - 1 - armed.since
 
-    def _inject(self, plan: Plan) -> None:
-        if plan.how is Inject.INTERRUPT:
+    def _inject(self, injection: Injection) -> None:
+        if injection.how is Inject.INTERRUPT:
             scheduler.interrupt()
         else:
-            self._cancel(plan.name)
-            if plan.then is not None:
-                self._second_at = self._steps + plan.then[1]
+            self._cancel(injection.name)
+            if injection.then is not None:
+                self._second_at = self._steps + injection.then[1]
 
     def _cancel(self, name: str) -> None:
         if name in self.armed:
