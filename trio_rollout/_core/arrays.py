@@ -1,4 +1,4 @@
-"""Read-only numpy arrays: 4 bytes a token, shared between tasks without copies because nobody can write to them."""
+"""Read-only numpy arrays: 4 bytes a token, shared between tasks without copies because they can't be written to."""
 
 from array import array
 from collections.abc import Sequence
@@ -26,13 +26,13 @@ def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if not array.flags.writeable and not (isinstance(base, np.ndarray) and base.flags.writeable):
         return array
     if base is not None or not array.flags.owndata:
-        array = array.copy()  # somebody else may hold the writable original
+        array = array.copy()  # the caller may still hold the writable original
     array.flags.writeable = False
     return array
 
 
 def id_array(ids: Sequence[int] | npt.NDArray[Any]) -> IdArray:
-    """Token ids as a read-only int32 array.
+    """Return token ids as a read-only int32 array.
 
     Raises:
       TypeError: an element is not an integer.
@@ -57,7 +57,7 @@ def id_array(ids: Sequence[int] | npt.NDArray[Any]) -> IdArray:
 
 
 def _quickly(ids: list[int]) -> IdArray | None:
-    """The array of a list of token ids, at a quarter of what ``numpy.asarray`` takes; None if there may be anything else in it."""
+    """Return the array of a list of token ids, in a quarter of the time of ``numpy.asarray``; None if other values may be in it."""
     if ids and type(ids[0]) is not int:
         return None
     try:
@@ -68,14 +68,14 @@ def _quickly(ids: list[int]) -> IdArray | None:
 
 
 def float_array(values: Sequence[float] | npt.NDArray[Any]) -> FloatArray:
-    """Floats as a read-only float32 array."""
+    """Return floats as a read-only float32 array."""
     if isinstance(values, np.ndarray):
         return _frozen(values if values.dtype == _FLOATS else values.astype(_FLOATS))
     return _frozen(np.array(values, _FLOATS))
 
 
 def mask_array(values: Sequence[int] | Sequence[bool] | npt.NDArray[Any]) -> MaskArray:
-    """A 0/1 mask as a read-only uint8 array."""
+    """Return a mask of 0 and 1 as a read-only uint8 array."""
     if isinstance(values, np.ndarray):
         return _frozen(values if values.dtype == _MASK else values.astype(_MASK))
     return _frozen(np.array(values, _MASK))

@@ -1,4 +1,4 @@
-"""When a batch can be formed, and when none will ever come: pure decisions."""
+"""Batching: the decision to form a batch, to wait, or to say that none will come. Pure."""
 
 import enum
 
@@ -6,7 +6,7 @@ import attrs
 
 
 class Answer(enum.Enum):
-    """What ``next_batch`` is to do."""
+    """The answer of ``decide`` to a call of ``next_batch``."""
 
     TAKE = "take"
     """Take ``count`` groups now."""
@@ -15,7 +15,7 @@ class Answer(enum.Enum):
     FAILED = "failed"
     """The engine has failed: raise its error."""
     BLOCKED = "blocked"
-    """Nothing more can come before the consumer has done something."""
+    """Nothing more can come before the consumer has updated the weights: raise the reason."""
     END = "end"
     """The data has ended and everything is settled."""
     CLOSED = "closed"
@@ -24,7 +24,12 @@ class Answer(enum.Enum):
 
 @attrs.frozen(kw_only=True)
 class Supply:
-    """What a consumer can hope for, in groups. ``unfinished``: waiting and running; ``due``: running, and to be in this batch."""
+    """The groups that a consumer can hope for.
+
+    ``unfinished``: waiting and running groups. ``due``: running groups that must be in this batch. ``drained``: nothing
+    more will become ready. ``failed`` and ``failure_told``: the engine has failed, and a caller was told. ``blocked``:
+    nothing goes on before a weight update.
+    """
 
     ready: int
     unfinished: int
@@ -38,16 +43,16 @@ class Supply:
 
 @attrs.frozen
 class Decision:
-    """An answer, and how many groups to take where it is TAKE."""
+    """An answer; with TAKE, ``count`` is the number of groups to take."""
 
     answer: Answer
     count: int = 0
 
 
 def decide(size: int, supply: Supply) -> Decision:
-    """What a consumer that wants ``size`` groups gets.
+    """Decide on a consumer's wish for ``size`` groups.
 
-    A failure is told at once; afterwards what is ready can still be had, in partial batches too, so that an error does
+    A failure is told at once. Afterwards the ready groups can still be had, in partial batches, too, so that an error does
     not lose good work.
     """
     if supply.failed and not supply.failure_told:

@@ -1,7 +1,7 @@
-"""The book of groups: where each one is, how often it was tried, and the counts. No I/O, no clock.
+"""The book of groups: the state of each, the number of its tries, and the counts. No I/O, no clock.
 
 Owns every group from its pull to its end. Groups that are through (acked, filtered, returned) are only counted, so that
-memory does not grow with the run; quarantined ones are kept as reports.
+memory does not grow with the run; of quarantined groups the reports are kept.
 
 Invariant 1 (conservation): between any two calls, each pulled group is in exactly one state and the counts say so.
 """
@@ -17,17 +17,22 @@ from .lifecycle import Event, State, step
 from .values import Group, GroupId, Prompt, QuarantineReport
 
 _THROUGH = frozenset({State.ACKED, State.FILTERED, State.RETURNED})
-# What lets others go on. Moves into and out of the ready buffer are told by that; a start and an ack let nothing go on.
+# The events that may let a waiting task go on. The ready buffer tells of moves into and out of it; a start and an ack let
+# nothing go on.
 _TOLD = frozenset({Event.REQUEUE, Event.FILTER, Event.QUARANTINE, Event.RETURN})
 
 
 def _tell_no_one() -> None:
-    """Stand in for ``on_change`` where no task waits."""
+    """Stand in for ``on_change`` where no task waits for the book."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class Entry:
-    """One group in the book. ``attempts`` and ``unpenalized`` count its requeues; ``recycles`` those for being stale."""
+    """One group in the book.
+
+    ``attempt`` numbers its tries. Of its requeues ``attempts`` counts those that use up an attempt, ``unpenalized`` the
+    others in a row without a new token, ``recycles`` those for being stale.
+    """
 
     id: GroupId
     prompt: Prompt
@@ -55,7 +60,7 @@ class Book:
     pulled: int = attrs.field(default=0, init=False)
 
     def pull(self, prompt: Prompt) -> Entry:
-        """Enter a prompt that just came from the source.
+        """Enter a prompt that has just come from the source.
 
         Raises:
           SourceError: a group of this id is in the book already.
@@ -63,7 +68,11 @@ class Book:
         return self.enter(Entry(id=prompt.group_id, prompt=prompt))
 
     def enter(self, entry: Entry) -> Entry:
-        """Enter a group in the state it is in: one just pulled, or one that a ledger remembers."""
+        """Enter a group in its state: one just pulled, or one that a ledger remembers.
+
+        Raises:
+          SourceError: a group of this id is in the book already.
+        """
         if entry.id in self._entries:
             raise SourceError(
                 f"the source gave prompt {entry.id.prompt!r} of epoch {entry.id.epoch} twice; its first group is "
@@ -83,7 +92,11 @@ class Book:
         self.pulled += acked + filtered + len(reports)
 
     def apply(self, entry: Entry, event: Event) -> None:
-        """Move a group along the table; illegal events raise and change nothing."""
+        """Move a group along the table.
+
+        Raises:
+          IllegalTransition: the event is not possible in this state; nothing has changed.
+        """
         after = step(entry.state, event)
         self._counts[entry.state] -= 1
         self._counts[after] += 1
@@ -105,14 +118,14 @@ class Book:
         self._requeues[cause] += 1
 
     def recycle(self, entry: Entry) -> None:
-        """Take a finished group back because it is too old: its trajectories are thrown away."""
+        """Requeue a finished group because it is too old: its trajectories are thrown away."""
         self.apply(entry, Event.STALE)
         entry.group = None
         entry.recycles += 1
         self._requeues[Cause.STALE] += 1
 
     def finish(self, entry: Entry, group: Group) -> None:
-        """The attempt ended with this scored group."""
+        """End the attempt with this scored group."""
         self.apply(entry, Event.FINISH)
         entry.group = group
         entry.unpenalized = 0
@@ -124,11 +137,11 @@ class Book:
 
     @property
     def counts(self) -> Mapping[State, int]:
-        """How many groups are in each state, as it changes."""
+        """A live view of the number of groups in each state."""
         return self._counts
 
     def count(self, state: State) -> int:
-        """How many groups are in this state."""
+        """Return the number of groups in this state."""
         return self._counts[state]
 
     @property
@@ -138,9 +151,9 @@ class Book:
 
     @property
     def reports(self) -> tuple[QuarantineReport, ...]:
-        """What was given up, in order."""
+        """The reports of the groups that were given up, in order."""
         return tuple(self._reports)
 
     def entries(self, *states: State) -> Iterator[Entry]:
-        """The groups in these states, in the order they were pulled."""
+        """Return the groups in these states, in the order in which they were pulled."""
         return iter([entry for entry in self._entries.values() if entry.state in states])

@@ -20,7 +20,7 @@ def _is_number(value: object) -> bool:
 
 
 def is_whole(value: object, low: float = -math.inf) -> bool:
-    """Whether this is an integer (a bool is none) not below ``low``."""
+    """Return True if this is an integer not below ``low``; a bool is none."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= low
 
 

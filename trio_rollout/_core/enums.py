@@ -1,23 +1,23 @@
-"""The closed choices of the engine: how things end, why they were stopped, how servers are paused."""
+"""The closed choices of the engine: how rollouts end, why they were stopped, how servers are paused."""
 
 import enum
 
 
 class Status(enum.Enum):
-    """How a rollout ended, as the trainer should see it."""
+    """The end of a rollout, as the trainer should see it."""
 
     COMPLETED = "completed"
-    """It ran to its own end; tokens and reward are trainable."""
+    """The rollout ran to its end; tokens and reward are trainable."""
     TRUNCATED = "truncated"
-    """A limit that the policy itself ran into (tokens, context, a tool's time) ended it; trainable, reward kept."""
+    """The policy ran into a limit (tokens, context, a tool's time); trainable, the reward is kept."""
     ABORTED = "aborted"
-    """It was stopped from outside; never delivered for training."""
+    """The rollout was stopped from outside; never delivered for training."""
     FAILED = "failed"
-    """It failed for good; only evaluation returns such a trajectory, with ``error`` set."""
+    """The rollout failed for good; only an evaluation returns such a trajectory, with ``error`` set."""
 
 
 class Stop(enum.Enum):
-    """Why a server stopped sampling."""
+    """The reason why a server stopped sampling."""
 
     STOP = "stop"
     """An end token, a stop string or a stop id; its id is part of the output."""
@@ -28,10 +28,14 @@ class Stop(enum.Enum):
 
 
 class Cause(enum.Enum):
-    """Why an attempt was cancelled, requeued or given up."""
+    """The reason why an attempt was cancelled, requeued or given up.
+
+    A requeue for DEADLINE, NO_PROGRESS or ERROR uses up one of ``Retry.max_attempts``. For the others
+    ``Retry.max_free`` bounds the requeues in a row without a new token.
+    """
 
     DEADLINE = "deadline"
-    """One of its own deadlines passed. Uses up an attempt."""
+    """The deadline of the group, a rollout or a turn passed. Uses up an attempt."""
     NO_PROGRESS = "no_progress"
     """No new token, turn or tool output for too long. Uses up an attempt."""
     ERROR = "error"
@@ -39,26 +43,26 @@ class Cause(enum.Enum):
     SIBLING = "sibling"
     """Another sample of the same group failed first. Never the cause of a whole group's settlement."""
     SERVER_LOST = "server_lost"
-    """The server that had the request died. Free."""
+    """The server that had the request died."""
     SERVER_ABORT = "server_abort"
-    """A server aborted the request although nobody here had asked for it. Free."""
+    """A server aborted the request although this engine had not asked for it."""
     WEIGHT_UPDATE = "weight_update"
-    """A weight-update window interrupted it. Free."""
+    """A weight update interrupted it."""
     STALE = "stale"
-    """It grew older than the staleness bound allows. Free."""
+    """It grew older than the staleness bound allows."""
     CANCELLED = "cancelled"
-    """It was cancelled from outside the engine. Free."""
+    """It was cancelled from outside the engine."""
     SHUTDOWN = "shutdown"
-    """The engine drained or closed. Free."""
+    """The engine drained or closed."""
 
     @property
     def uses_attempt(self) -> bool:
-        """Whether a requeue for this cause counts against ``Retry.max_attempts``."""
+        """True if a requeue for this cause counts against ``Retry.max_attempts``."""
         return self in {Cause.DEADLINE, Cause.NO_PROGRESS, Cause.ERROR}
 
 
 class PauseMode(enum.Enum):
-    """What a paused SGLang server does with the requests it is running."""
+    """The ways in which a paused SGLang server treats the requests that it is running."""
 
     ABORT = "abort"
     """They end at once with stop reason ABORT. The server aborts everything, other clients' requests too."""

@@ -1,7 +1,4 @@
-"""Exceptions as values: type, message and traceback, safe to keep and to write down.
-
-What follows a failed attempt: another try, or the end. Pure decisions.
-"""
+"""Failures: exceptions as values, safe to keep and to write down; and the pure decision on a failed attempt."""
 
 import traceback
 from collections.abc import Mapping, Sequence
@@ -14,13 +11,13 @@ from .settings import Retry
 from .values import Failure, GroupId
 
 _LONGEST = 16_384
-"""Characters of a text. A failure is kept as long as its run, written down and logged; an exception may quote a whole dialogue."""
+"""Characters of a text. A failure is kept as long as its run, written down and logged, and may quote a whole dialogue."""
 
 
 def failure_of(
     error: BaseException, cause: Cause = Cause.ERROR, *, group: GroupId | None = None, attempt: int | None = None
 ) -> Failure:
-    """Describe an exception. Holds no reference to it, its frames or anything in them. Of a group every leaf is named."""
+    """Return an exception as a value, without references to its frames. Of an exception group every leaf is named."""
     return Failure(
         cause=cause,
         type=type(error).__qualname__,
@@ -32,7 +29,7 @@ def failure_of(
 
 
 def words_of(error: BaseException) -> str:
-    """What an exception says, whatever its ``__str__`` does; of a group, what each leaf says."""
+    """Return an exception's text, even if its ``__str__`` raises; of an exception group, the text of each leaf."""
     try:
         words = str(error)
     except Exception as another:  # noqa: BLE001  the user's __str__
@@ -43,14 +40,14 @@ def words_of(error: BaseException) -> str:
 
 
 def leaves_of(error: BaseException) -> Sequence[BaseException]:
-    """The exceptions in a group, at any depth; the exception itself if it is none."""
+    """Return the exceptions in an exception group, at any depth; the exception itself if it is no group."""
     if not isinstance(error, BaseExceptionGroup):
         return (error,)
     return [leaf for inner in error.exceptions for leaf in leaves_of(inner)]
 
 
 def _shortened(text: str) -> str:
-    """Its beginning and its end, if it is too long: the end of a traceback says what was raised."""
+    """Return the beginning and the end of a text that is too long: the end of a traceback names the exception."""
     left_out = len(text) - _LONGEST
     if left_out <= 0:
         return text
@@ -83,7 +80,7 @@ class GiveUp:
 
 Verdict: TypeAlias = Again | GiveUp
 
-# Causes that nobody needs to wait out: the gate, the choice of a server or the drain already does.
+# Causes without a backoff: the gate, the choice of a server or the drain already waits.
 _NO_WAIT: Mapping[Cause, bool] = {
     Cause.WEIGHT_UPDATE: True,
     Cause.STALE: True,
@@ -95,10 +92,11 @@ _NO_WAIT: Mapping[Cause, bool] = {
 def after_failure(
     cause: Cause, *, permanent: bool, attempts: int, unpenalized: int, new_tokens: int, retry: Retry
 ) -> Verdict:
-    """Decide on a group whose attempt just ended without a result.
+    """Decide on a group whose attempt has just ended without a result.
 
-    ``attempts`` and ``unpenalized`` are the counts before it; ``permanent`` means that no other try can end differently (bad
-    input); ``new_tokens`` is what this attempt sampled: such a cause counts only when that is nothing.
+    ``attempts`` and ``unpenalized`` are the counts before this attempt. ``permanent``: no other try can end differently
+    (bad input). ``new_tokens`` is the number of tokens that this attempt sampled: an unpenalized requeue counts only if
+    there are none.
     """
     if permanent:
         return GiveUp(why="trying again cannot help")
@@ -117,16 +115,16 @@ def after_failure(
 
 @attrs.define(eq=False)
 class FailureBudget:
-    """Counts groups that failed for good with none becoming ready in between: that many are not bad luck."""
+    """Counts the groups that failed for good in a row, with none becoming ready in between: ``limit`` of them are no bad luck."""
 
     limit: int
     in_a_row: int = 0
 
     def group_ready(self) -> None:
-        """A group became ready: what failed before was not everything."""
+        """Note that a group became ready: the count begins again."""
         self.in_a_row = 0
 
     def group_failed(self) -> bool:
-        """A group failed for good; whether the budget is now used up."""
+        """Note that a group failed for good. Return True if the budget is used up."""
         self.in_a_row += 1
         return self.in_a_row >= self.limit

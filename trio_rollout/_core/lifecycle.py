@@ -4,10 +4,10 @@ import enum
 
 
 class State(enum.Enum):
-    """Where a group is. Every pulled group is in exactly one of these."""
+    """The state of a group. Every pulled group is in exactly one of these."""
 
     WAITING = "waiting"
-    """Pulled, or requeued: it will be tried (again)."""
+    """Pulled, or requeued: an attempt will be made."""
     RUNNING = "running"
     """An attempt is under way."""
     READY = "ready"
@@ -25,7 +25,7 @@ class State(enum.Enum):
 
 
 class Event(enum.Enum):
-    """What can happen to a group."""
+    """The events of a group's life."""
 
     START = "start"
     """An attempt begins."""
@@ -42,7 +42,7 @@ class Event(enum.Enum):
     DELIVER = "deliver"
     """It is handed to the trainer."""
     ACK = "ack"
-    """The trainer is done with it for ever."""
+    """The trainer's checkpoint has the group."""
     RESTORE = "restore"
     """The trainer went back to an older checkpoint."""
     RETURN = "return"
@@ -79,11 +79,11 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
 
 
 class IllegalTransition(Exception):
-    """An event that a group in this state cannot have: a defect of the engine, never of its user."""
+    """An event that is not possible in a group's state: a defect of the engine, never of its user."""
 
 
 def step(state: State, event: Event) -> State:
-    """The state after ``event``.
+    """Return the state after ``event``.
 
     Raises:
       IllegalTransition: the table has no such entry.

@@ -21,7 +21,7 @@ def _strings(value: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
 
 @attrs.frozen(kw_only=True)
 class SamplingParams:
-    """How one turn is sampled.
+    """The sampling parameters of one turn.
 
     ``temperature`` in [0, 1e-6) is greedy; ``top_k=-1`` keeps every token. ``extra`` is sent as it is and wins over the
     named fields (``regex``, ``json_schema``, ``logit_bias``, …).

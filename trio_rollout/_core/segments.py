@@ -1,9 +1,8 @@
-"""From turns to training rows: turns whose prompt continues what was said before become one row.
+"""Training rows from turns: turns whose prompt continues the row become one row.
 
-What lies between two answers (tool output, the next user message) is part of the response with mask 0. A turn whose prompt
-does not continue the row (the context was rewritten) begins a row of its own, so each sampled token is trained once.
-
-Parts of one turn: an answer that was interrupted and went on from the tokens it had becomes one turn again.
+The tokens between two answers (tool output, the next user message) are part of the response with mask 0. A turn whose
+prompt does not continue the row, because the context was rewritten, begins another row, so each sampled token is trained
+once. An answer that was interrupted and went on from the tokens that it had becomes one turn again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from .values import Segment, Turn, VersionSpan
 
 @attrs.define(eq=False)
 class Row:
-    """One training row as it grows: context and answers in turn."""
+    """One training row as it grows: context and answers, alternately."""
 
     prompt: np.ndarray
     tokens: list[np.ndarray]
@@ -30,22 +29,22 @@ class Row:
     length: int = 0
     text: str = ""
     extras: Mapping[str, npt.NDArray[Any]] = attrs.field(factory=dict)
-    """Those of the last turn: its prompt is everything before."""
+    """The extras of the last turn: its prompt is everything before."""
 
     @classmethod
     def begin(cls, turn: Turn, *, trained: bool = True) -> "Row":
-        """A row that begins with this turn."""
+        """Return a row that begins with this turn."""
         row = cls(prompt=turn.prompt_ids, tokens=[], masks=[], log_probs=[], versions=[])
         row.answer(turn, trained=trained)
         return row
 
     def extend(self, turn: Turn, *, trained: bool = True) -> None:
-        """Go on with a turn whose prompt continues this row."""
+        """Append a turn whose prompt continues this row."""
         self.context(turn.prompt_ids[len(self.prompt) + self.length :])
         self.answer(turn, trained=trained)
 
     def answer(self, turn: Turn, *, trained: bool = True) -> None:
-        """Append what was sampled; not ``trained``: as context, because another row trains it."""
+        """Append the tokens that a turn sampled; as context if not ``trained``, because another row trains them."""
         self.text = turn.text
         self.extras = turn.extras
         if not trained:
@@ -57,11 +56,11 @@ class Row:
         self._append(turn.output_ids, np.ones(size, np.uint8), turn.log_probs)
 
     def context(self, ids: np.ndarray) -> None:
-        """Append what was not sampled, or is not to be trained."""
+        """Append tokens that were not sampled, or are not to be trained."""
         self._append(ids, np.zeros(len(ids), np.uint8), np.zeros(len(ids), np.float32))
 
     def continues_with(self, prompt_ids: np.ndarray) -> bool:
-        """Whether these ids begin with everything in this row."""
+        """Return True if these ids begin with all ids of this row."""
         so_far = len(self.prompt) + self.length
         return len(prompt_ids) >= so_far and np.array_equal(
             prompt_ids[:so_far], np.concatenate([self.prompt, *self.tokens])
@@ -100,7 +99,7 @@ def segments_of(turns: Sequence[Turn]) -> tuple[Segment, ...]:
 
 
 def _only_row(turn: Turn) -> Segment:
-    """What ``Row`` makes of a single turn, without putting it together from parts: most rollouts have no other."""
+    """Return the segment of a single turn without building a ``Row``: most rollouts have one turn."""
     size = len(turn.output_ids)
     return Segment(
         tokens=np.concatenate((turn.prompt_ids, turn.output_ids)),
@@ -130,29 +129,29 @@ def _add_span(spans: list[VersionSpan], start: int, stop: int, version: int) -> 
 
 
 def status_of(stop: Stop) -> Status:
-    """The status that a last turn's stop reason means."""
+    """Return the status of a rollout whose last turn stopped for this reason."""
     if stop is Stop.STOP:
         return Status.COMPLETED
     return Status.TRUNCATED if stop is Stop.LENGTH else Status.ABORTED
 
 
 def remaining(sampling: SamplingParams, parts: Sequence[Turn]) -> SamplingParams:
-    """The sampling of the next part: ``max_new_tokens`` less what the parts have."""
+    """Return the sampling of the next part: ``max_new_tokens`` less the tokens of the parts."""
     return attrs.evolve(sampling, max_new_tokens=sampling.max_new_tokens - _tokens(parts))
 
 
 def is_used_up(sampling: SamplingParams, parts: Sequence[Turn]) -> bool:
-    """Whether the parts have all the tokens that were asked for."""
+    """Return True if the parts have all the tokens that were asked for."""
     return _tokens(parts) >= sampling.max_new_tokens
 
 
 def context_after(parts: Sequence[Turn]) -> np.ndarray:
-    """The prompt of the next part: the first part's prompt and everything sampled since."""
+    """Return the prompt of the next part: the first part's prompt and everything sampled since."""
     return np.concatenate([parts[0].prompt_ids, *(part.output_ids for part in parts)])
 
 
 def merge(parts: Sequence[Turn], *, stop: Stop | None = None) -> Turn:
-    """One turn of several parts: ids, log-probs and version spans in order; the rest is the last part's.
+    """Merge the parts of a turn: ids, log-probs and version spans in order; the other fields are the last part's.
 
     ``queue_s`` and ``latency_s`` are sums over the parts that know them.
     """
@@ -178,7 +177,7 @@ def merge(parts: Sequence[Turn], *, stop: Stop | None = None) -> Turn:
 
 
 def no_room(prompt: Sequence[int] | np.ndarray | str, weight_version: int) -> Turn:
-    """The turn that was not sampled because its prompt fills the context."""
+    """Return the empty turn that stands for a request whose prompt fills the context."""
     return Turn(
         rid="",
         prompt_ids=() if isinstance(prompt, str) else prompt,

@@ -36,11 +36,11 @@ class Deadlines:
 
 @attrs.frozen(kw_only=True)
 class Retry:
-    """How often a group is tried again.
+    """The number of tries of a group, and the backoff between them.
 
     ``max_attempts``: attempts that end by DEADLINE, NO_PROGRESS or ERROR. ``max_free``: requeues in a row for any other
-    cause without one new token. ``backoff_base`` seconds double with each attempt up to ``backoff_max``; ``jitter`` is the
-    random share of it.
+    cause without one new token. The backoff is ``backoff_base`` seconds, doubled with each attempt up to ``backoff_max``;
+    ``jitter`` is its random share.
     """
 
     max_attempts: int = attrs.field(default=3, validator=whole(1))
@@ -52,17 +52,18 @@ class Retry:
 
 @attrs.frozen(kw_only=True)
 class Pace:
-    """Keep groups fresh by admission: none is started that could become too old; the oldest is delivered first.
+    """Keep groups fresh by admission: none is started that could become too old, and the oldest is delivered first.
 
-    That foresees one new version a batch. What a trainer that makes more of them is too fast for is requeued with cause STALE.
+    The policy foresees one new version a batch. If the trainer makes more of them, groups that are too old are requeued
+    with cause STALE.
     """
 
 
 @attrs.frozen(kw_only=True)
 class Discard:
-    """Keep groups fresh at delivery: one that is too old is requeued with cause STALE.
+    """Keep groups fresh at delivery: a group that is too old is requeued with cause STALE.
 
-    ``max_recycles``: a prompt requeued so often for this cause is reported as starved.
+    ``max_recycles``: a group requeued so often for this cause is reported as starved.
     """
 
     max_recycles: int = attrs.field(default=10, validator=whole(1))
@@ -70,7 +71,7 @@ class Discard:
 
 @attrs.frozen(kw_only=True)
 class Staleness:
-    """How many weight versions a group's oldest token may lie behind the newest; None: any number."""
+    """The staleness bound: a group's oldest token may lie ``max_versions`` behind the newest version; None: any number."""
 
     max_versions: int | None = attrs.field(default=None, validator=attrs.validators.optional(whole(0)))
     policy: Pace | Discard = attrs.field(factory=Pace, validator=attrs.validators.instance_of((Pace, Discard)))
@@ -81,10 +82,10 @@ class EngineSettings:
     """Settings of one engine.
 
     ``samples_per_prompt`` rollouts make a group. ``max_running`` counts rollouts; a group is admitted whole and each
-    finished rollout frees its slot at once. ``max_ready`` bounds finished groups that nobody has taken: while there are so
-    many, those whose group reward is awaited included, no other is admitted. ``partial``: an interrupted turn goes on from
-    the tokens it has, in place of a requeue. ``failure_budget``: so many different groups quarantined with none becoming
-    ready in between stop the run with an error.
+    finished rollout frees its slot at once. ``max_ready`` bounds the finished groups that were not taken: while there are
+    so many, including those whose group reward is awaited, no other group is admitted. ``partial``: an interrupted turn
+    goes on from the tokens that it has, in place of a requeue. ``failure_budget``: the run stops with an error when so many
+    groups in a row were quarantined with none becoming ready in between.
 
     Raises:
       SettingsError: a field is out of its range.

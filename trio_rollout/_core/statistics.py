@@ -1,4 +1,4 @@
-"""Counts of the engine and of the servers, as frozen values."""
+"""Statistics of the engine and of the servers, as frozen values."""
 
 from collections.abc import Mapping
 

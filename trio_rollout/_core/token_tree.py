@@ -6,7 +6,7 @@ a longer path, what does not is another branch. Rules, each with a test:
 
 1. A recorded id never changes. A prompt that continues an answer is that answer's ids and new ones behind them.
 2. Every answer is trained in exactly one row: the oldest one that it stands in. Elsewhere it is context.
-3. Where a text becomes other ids than were sampled (drift), the recorded ids are used, or a new branch begins; the
+3. If a text is tokenized to other ids than were sampled (drift), the recorded ids are used, or a new branch begins; the
    placement says which.
 """
 
@@ -25,12 +25,12 @@ from .values import Segment, Turn
 
 
 class Drift(enum.Enum):
-    """How a prompt's text and the recorded ids of its history agree."""
+    """The agreement between a prompt's text and the recorded ids of its history."""
 
     NONE = "none"
-    """The text becomes just the ids that were recorded, or there is no history."""
+    """The text is tokenized to the ids that were recorded, or there is no history."""
     REUSED = "reused"
-    """The text of the last answer would become other ids; the recorded ones are used."""
+    """The text of the last answer would be tokenized to other ids; the recorded ids are used."""
     FORKED = "forked"
     """The history was rewritten, so the text's own ids are used: a new branch."""
 
@@ -38,14 +38,14 @@ class Drift(enum.Enum):
 @final
 @attrs.frozen(eq=False, repr=False)
 class Node:
-    """One recorded answer. Of its prompt it keeps what stands behind its parent: whole prompts grow with the square of turns."""
+    """One recorded answer. It keeps only the part of its prompt behind its parent: whole prompts grow with the square of turns."""
 
     turn: Turn
     """The answer, with the prompt's ids behind the parent."""
     parent: "Node | None"
     number: int
     size: int
-    """How many ids its whole prompt and its answer have together."""
+    """The number of ids of the whole prompt and the answer together."""
 
     @property
     def tokens(self) -> IdArray:
@@ -68,9 +68,9 @@ class Placement:
 
 
 def continue_from(node: Node, suffix: Sequence[int], *, retokenized: Sequence[int]) -> Placement:
-    """The prompt that goes on behind a recorded answer with ``suffix``.
+    """Return the placement of a prompt that goes on behind a recorded answer with ``suffix``.
 
-    ``retokenized`` are the ids that the text of the answer and the suffix becomes by itself: only compared, never used.
+    ``retokenized`` are the ids of the text of the answer and the suffix, tokenized again: only compared, never used.
     """
     behind = np.concatenate([node.turn.output_ids, np.asarray(suffix, np.int32)])
     same = np.array_equal(behind, np.asarray(retokenized, np.int32))
@@ -100,7 +100,7 @@ class TokenTree:
         return tuple(self._nodes.values())
 
     def parent_of(self, prompt_ids: Sequence[int] | npt.NDArray[Any]) -> Node | None:
-        """The deepest answer that these ids begin with; of equals the newest."""
+        """Return the deepest answer that these ids begin with; of equals the newest."""
         ids = id_array(prompt_ids)
         digest, upto = hashlib.blake2b(digest_size=16), 0
         best: Node | None = None
@@ -132,7 +132,7 @@ class TokenTree:
         return node
 
     def remove(self, node: Node) -> None:
-        """Forget an answer that nobody got.
+        """Forget an answer that was not delivered.
 
         Raises:
           ValueError: another answer continues it, or it is not in the tree.
@@ -152,16 +152,16 @@ class TokenTree:
             del self._by_ids[node.size]
 
     def is_continued(self, node: Node) -> bool:
-        """Whether another answer goes on from this one."""
+        """Return True if another answer goes on from this one."""
         return any(other.parent is node for other in self._nodes.values())
 
     def leaves(self) -> Sequence[Node]:
-        """The answers that nothing continues, in the order they were added: one for each branch."""
+        """Return the answers that nothing continues, in the order they were added: one for each branch."""
         inner = {id(node.parent) for node in self._nodes.values()}
         return tuple(node for node in self._nodes.values() if id(node) not in inner)
 
     def segments(self) -> tuple[Segment, ...]:
-        """One training row a branch; each answer is trained in the first row that it stands in."""
+        """Return one training row a branch; each answer is trained in the first row that it stands in."""
         trained: set[int] = set()
         rows: list[Segment] = []
         for leaf in self.leaves():

@@ -2,7 +2,7 @@
 
 Shapes: ``P`` prompt tokens, ``R`` response tokens of one segment, ``T = P + R``.
 
-Copies of values that have been checked: ``attrs.evolve`` checks and converts every field again, for each rollout.
+``copied`` copies values that have been checked: ``attrs.evolve`` would check and convert every field again for each rollout.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -166,7 +166,7 @@ def _segments(segments: Iterable[Segment]) -> tuple[Segment, ...]:
 
 @attrs.frozen(kw_only=True)
 class Failure:
-    """Why something failed, as a value: safe to keep, log, pickle and write down."""
+    """A failure as a value: safe to keep, log, pickle and write down."""
 
     cause: Cause
     type: str
@@ -181,7 +181,7 @@ class Failure:
 
 @attrs.frozen(kw_only=True)
 class Trajectory:
-    """What one rollout produced: training rows, a reward, how it ended.
+    """The result of one rollout: training rows, a reward, how the rollout ended.
 
     ``index`` is its place in the group, ``turns`` the number of answers it took. ``reward`` is None until it is scored.
     """
@@ -208,7 +208,7 @@ def _trajectories(trajectories: Iterable[Trajectory]) -> tuple[Trajectory, ...]:
 
 @attrs.frozen(kw_only=True)
 class Group:
-    """The *n* trajectories of one prompt: what is delivered, requeued or set aside as one."""
+    """The *n* trajectories of one prompt; delivered, requeued or set aside as one."""
 
     id: GroupId
     attempt: int
@@ -231,7 +231,7 @@ class Group:
 
 @attrs.frozen(kw_only=True)
 class QuarantineReport:
-    """A group that was given up: after how many attempts, why, and the last error."""
+    """The report on a group that was given up: the number of attempts, the cause and the last error."""
 
     id: GroupId
     cause: Cause
@@ -255,9 +255,9 @@ T = TypeVar("T", bound=Any)
 
 
 def copied(value: T, kind: type[T], changes: dict[str, object]) -> T:
-    """A copy of a frozen attrs value with other values in some fields, which must be what a converter would make of them.
+    """Return a copy of a frozen attrs value with some fields changed; the new values must be as a converter makes them.
 
-    A value of a users' class that extends ``kind`` is made anew, as its class says: it may compute or check what it likes.
+    A value of a user's class that extends ``kind`` is evolved by attrs instead: the class may compute or check things.
     """
     if type(value) is not kind:
         again: T = attrs.evolve(value, **changes)

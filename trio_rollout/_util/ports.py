@@ -1,6 +1,6 @@
-"""Where randomness and ids come from: the one place that a simulation seeds.
+"""The source of randomness and ids: the one place that a simulation seeds.
 
-No module draws from a global generator: whoever needs randomness is handed a ``Ports`` by the scope that opened it.
+No module draws from a global generator: an object that needs randomness is given a ``Ports`` by the scope that opened it.
 """
 
 import secrets
@@ -22,5 +22,5 @@ class Ports:
     random: Random = attrs.field(factory=lambda: Random(secrets.randbits(128)))
 
     def new_rid(self) -> str:
-        """A fresh request id: 32 hex digits."""
+        """Return a fresh request id: 32 hex digits."""
         return f"{self.random.getrandbits(128):032x}"

@@ -1,8 +1,8 @@
 """A service beside a ``with`` body: the shape that every ``open_x()`` of the package shares.
 
 The service runs in a child task inside a shielded scope, the body does not. So an outer cancellation reaches the body at
-once, while the service stays alive for the wrap-ups of whatever the body was doing; ``leave`` then ends it. The nursery
-around the body is invisible: the body's own exception comes out as the same object, never inside a group of ours.
+once, while the service stays alive for the wrap-ups of the body; ``leave`` then ends it. The nursery around the body is
+invisible: the body's exception comes out as the same object, never inside a group of this nursery.
 """
 
 import math
@@ -29,7 +29,7 @@ class Serve(Protocol[T_co]):
 
 
 def _failure_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What the service itself raised: bare when it is one thing, a KeyboardInterrupt before all else."""
+    """Return the service's failure: bare if it is a single one, a KeyboardInterrupt before all others."""
     leaves = leaves_of(group)
     for leaf in leaves:
         if isinstance(leaf, KeyboardInterrupt):
@@ -42,7 +42,7 @@ def _raise_outcome(body_error: BaseException | None, failure: BaseException | No
         if body_error is not None:
             raise body_error
         return
-    # A cancellation of the body is then the failure's doing, and a KeyboardInterrupt hides nothing worth keeping.
+    # The failure has cancelled the body then, and a KeyboardInterrupt hides nothing worth keeping.
     if body_error is None or is_cancellation(body_error) or isinstance(failure, KeyboardInterrupt):
         raise failure
     raise BaseExceptionGroup("the body and its service both failed", [body_error, failure])
@@ -51,14 +51,14 @@ def _raise_outcome(body_error: BaseException | None, failure: BaseException | No
 @final
 @attrs.frozen(eq=False)
 class _Shielding(Generic[T]):
-    """Passes on that the service has started, and shields it from that very moment: nothing can come between."""
+    """Passes on that the service has started, and shields it in the same step: nothing can come between."""
 
     _status: trio.TaskStatus[T]
     _scope: trio.CancelScope
 
     def started(self, value: Any = None) -> None:
         self._status.started(value)
-        # Cancelled while it starts, the service was not taken over: it has to end, there is nothing to keep alive.
+        # If it is cancelled while it starts, there is no body yet to be kept alive for: the service has to end.
         if trio.current_effective_deadline() != -math.inf:
             self._scope.shield = True
 
@@ -68,7 +68,7 @@ async def open_service(
     serve: Serve[T],
     leave: Callable[[T, BaseException | None], Awaitable[None]] | None = None,
 ) -> AsyncGenerator[T]:
-    """Run ``serve(task_status=...)`` beside the body and yield what it started with.
+    """Run ``serve(task_status=...)`` beside the body and yield the value that it started with.
 
     Entering blocks until the service has started. Leaving calls ``leave(value, error)``, if it is given, where ``error`` is
     the body's exception or None, inside a shield: it must bound itself. Then the service's scope is cancelled and awaited.

@@ -1,12 +1,10 @@
-"""Blocking functions in threads: the port that a simulation replaces.
+"""Blocking functions in threads: the port that a simulation replaces, and scorers in threads.
 
-A real thread ends when it likes, so a virtual clock runs away from it. Whoever calls blocking functions takes a ``RunSync``
-and is given ``run_in_thread`` unless told otherwise; ``run_inline`` is the one for a simulation.
+The end of a real thread has nothing to do with a virtual clock, which would run away from it. So code that calls blocking
+functions takes a ``RunSync``; the default is ``run_in_thread``, and ``run_inline`` is for a simulation.
 
-A synchronous scorer made async by threads, with an account of those that hang.
-
-A thread can't be stopped. When a call is cancelled, its thread is left to itself and counted as hung until it ends; too many
-of them are an error, because each holds memory, and the processor too if it spins.
+``in_thread`` makes a synchronous scorer async. A thread can't be stopped: when a call is cancelled, its thread goes on and
+is counted as hung until it ends. Too many of them are an error, because each holds memory, and the processor if it spins.
 """
 
 import math
@@ -24,7 +22,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class RunSync(Protocol):
-    """Runs a blocking function away from the loop and returns what it returned."""
+    """Runs a blocking function outside of the event loop and returns its result."""
 
     async def __call__(self, fn: Callable[[*Ts], T], /, *args: *Ts) -> T:
         """Run ``fn(*args)``."""
@@ -35,7 +33,7 @@ async def run_in_thread(fn: Callable[[*Ts], T], /, *args: *Ts) -> T:
     """Run a function that is bounded in time, such as a read of a local file, in a thread of Trio's pool.
 
     Blocks until a thread is free and the function has returned. Cancelled before it has started, it never runs; later
-    its end is waited for and its result returned, so that nothing goes on behind the caller's back.
+    its end is waited for and its result returned, so that nothing runs on after the call.
     """
     limiter = trio.to_thread.current_default_thread_limiter()
     return await trio.to_thread.run_sync(fn, *args, abandon_on_cancel=False, limiter=limiter)
@@ -72,12 +70,12 @@ class InThread(Generic[T, R]):
 
     @property
     def running(self) -> int:
-        """Calls in a thread, that somebody waits for."""
+        """The number of calls in a thread that are waited for."""
         return self._awaited
 
     @property
     def hung(self) -> int:
-        """Threads whose call was cancelled and that have not ended yet."""
+        """The number of threads whose call was cancelled and that have not ended yet."""
         return self._threads.borrowed_tokens - self._awaited
 
     def __repr__(self) -> str:
@@ -111,12 +109,12 @@ class InThread(Generic[T, R]):
 
 
 def scorer_name(fn: object) -> str:
-    """What a scorer is called in messages."""
+    """Return a scorer's name for messages."""
     return getattr(fn, "__qualname__", None) or type(fn).__qualname__
 
 
 def in_thread(fn: Callable[[T], R], *, limit: int = 8, max_hung: int = 8) -> InThread[T, R]:
-    """A synchronous scorer as an async one: at most ``limit`` calls at once, each in a thread.
+    """Make a synchronous scorer async: at most ``limit`` calls at once, each in a thread.
 
     For scorers that wait (a database, an HTTP client) or release the GIL. One that computes, or may never return, belongs
     into ``in_process``.

@@ -8,18 +8,18 @@ from .._core.settings import Retry
 
 
 def backoff_s(attempt: int, *, base: float, longest: float, jitter: float, rng: random.Random) -> float:
-    """Seconds before the next try: ``base`` doubled with each attempt (from 1), at most ``longest``, partly random."""
+    """Return the seconds before the next try: ``base``, doubled with each attempt from 1, at most ``longest``, partly random."""
     full = min(longest, base * 2.0 ** min(attempt - 1, 60))
     return full * (1.0 - jitter * rng.random())
 
 
 def retry_wait_s(number: int, *, retry: Retry, rng: random.Random) -> float:
-    """Seconds before try ``number + 1`` as the settings say; none before a first or free one (number 0)."""
+    """Return the seconds before try ``number + 1`` as the settings say; none if ``number`` is 0."""
     if not number:
         return 0.0
     return backoff_s(number, base=retry.backoff_base, longest=retry.backoff_max, jitter=retry.jitter, rng=rng)
 
 
 async def wait_s(seconds: float) -> None:
-    """Wait so many seconds. Nothing is held meanwhile; cancellation leaves nothing behind."""
+    """Wait ``seconds``. Cancelled, nothing is left behind."""
     await trio.sleep(seconds)

@@ -1,7 +1,7 @@
 """Looking at a run while it runs: the task tree, the step watchdog, instruments and metrics.
 
-``task_tree()`` shows who waits for what; ``open_step_watchdog()`` names what blocks the event loop; the instruments are for
-``open_rollout_engine(instruments=[...])``.
+``task_tree()`` shows every task and what it waits for. ``open_step_watchdog()`` names the code that blocks the event loop.
+The instruments are for ``open_rollout_engine(instruments=[...])``; ``trio_rollout.abc`` has their events.
 """
 
 from ._instruments import CountingInstrument as CountingInstrument

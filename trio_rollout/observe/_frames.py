@@ -1,4 +1,4 @@
-"""Where a task stands: its await stack as short text, with Trio's own frames left out."""
+"""Await stacks of tasks as short text, with Trio's frames left out."""
 
 import itertools
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ def _frames(task: trio.lowlevel.Task) -> Iterator[tuple[FrameType, int]]:
 
 
 def frame_label(frame: FrameType, line: int) -> str:
-    """``function:line`` of one frame, with the class where there is one."""
+    """Return ``function:line`` of one frame, with its class if it has one."""
     return f"{frame.f_code.co_qualname.replace('.<locals>', '')}:{line}"
 
 
 def await_stack(task: trio.lowlevel.Task) -> list[str]:
-    """What the task awaits, outermost first; of Trio's frames only the one that was called last from outside Trio."""
+    """Return the frames that the task awaits, outermost first; of Trio's only the one called last from outside Trio."""
     own: list[str] = []
     called: list[str] = []
     for frame, line in _frames(task):
@@ -35,7 +35,7 @@ def await_stack(task: trio.lowlevel.Task) -> list[str]:
 
 
 def where(task: trio.lowlevel.Task) -> str:
-    """``task @ function:line``: the innermost await of the task that is not inside Trio."""
+    """Return ``task @ function:line``: the innermost await of the task that is not inside Trio."""
     inside_trio = ""
     own = ""
     for frame, line in _frames(task):
@@ -47,6 +47,6 @@ def where(task: trio.lowlevel.Task) -> str:
 
 
 def task_label(task: trio.lowlevel.Task) -> str:
-    """The task's name without its modules and enclosing functions."""
+    """Return the task's name without its modules and enclosing functions."""
     name = task.name
     return name.rpartition(".")[2] if name.replace(".", "").replace("_", "").replace("<locals>", "").isalnum() else name

@@ -1,7 +1,7 @@
-"""A thread that looks at the event loop's thread while a step of it goes on for too long, and takes its stack.
+"""A thread that takes the stack of the event loop's thread while a step goes on for too long.
 
-The only thread of the package that is not Trio's: whoever wants to see a blocked loop must not wait for it. It can look only
-while the blocking code lets other threads run; code that holds the GIL is named by the step watchdog when it is done.
+It is the only thread of the package that is not Trio's: an observer of a blocked loop must not wait for the loop. It can
+look only while the blocking code lets other threads run; code that holds the GIL is named by the step watchdog at its end.
 """
 
 import itertools
@@ -27,11 +27,11 @@ _DEEPEST = 30
 
 
 Step: TypeAlias = tuple[trio.lowlevel.Task, float]
-"""One task step under way, and when it began. A step is recognised by the identity of its tuple."""
+"""One task step under way, and the time when it began. A step is recognised by the identity of its tuple."""
 
 
 def stack_of(frame: FrameType | None, *, below: str) -> tuple[str, ...]:
-    """``function (file:line)``, outermost first, of what runs below the outermost function of the name ``below``."""
+    """Return ``function (file:line)`` of the frames below the outermost function of the name ``below``, outermost first."""
     entries = [
         f"{inner.f_code.co_qualname} ({inner.f_code.co_filename}:{line})" for inner, line in traceback.walk_stack(frame)
     ]
@@ -43,10 +43,10 @@ def stack_of(frame: FrameType | None, *, below: str) -> tuple[str, ...]:
 def sampling(
     current: Callable[[], Step | None], seen: Callable[[Step, tuple[str, ...]], None], *, threshold: float
 ) -> Generator[None]:
-    """Watch this thread's steps meanwhile: one that takes longer than ``threshold`` seconds is logged with its stack.
+    """Watch this thread's steps during the block: one that takes longer than ``threshold`` seconds is logged with its stack.
 
-    A step that goes on is logged again each time its duration has doubled, so that one sees whether it moves. ``seen`` is
-    told each time, in the sampling thread.
+    A step that goes on is logged again each time its duration has doubled, which shows if it moves. ``seen`` is called each
+    time, in the sampling thread.
     """
     over = threading.Event()
     engine = threading.get_ident()

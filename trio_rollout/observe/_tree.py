@@ -1,11 +1,10 @@
-"""The task tree as text: every task with its await stack, the scopes it is in, their deadlines and why they were cancelled.
+"""The task tree as text: every task with its await stack, its scopes, their deadlines and the reasons of cancellations.
 
-What one wants from a run that hangs: who waits for what, until when, and which cancellation is on its way.
+It shows of a run that hangs which task waits for what, until when, and which cancellation is on its way.
 
-The cancel scopes around a task, outermost first: the one file of this room that reads Trio's private names.
-
-Trio shows nurseries and their scopes, but neither the scopes in between nor why one was cancelled. Both are read
-defensively: where a name is missing, the answer is "unknown", never an exception.
+This is the one module of the room that reads Trio's private names. Trio shows nurseries and their scopes, but neither the
+scopes in between nor the reason of a cancellation. Both are read defensively: where a name is missing, the tree says less,
+and there is no exception.
 """
 
 import math
@@ -24,9 +23,9 @@ Describe: TypeAlias = Callable[[trio.CancelScope], str | None]
 def task_tree(
     root: trio.lowlevel.Task | None = None, *, describe: Describe | None = None, most_tasks: int = 2000
 ) -> str:
-    """The tree below ``root`` (by default of the whole run), a task a line and its scopes below it.
+    """Return the tree below ``root`` (by default of the whole run), a task a line and its scopes below it.
 
-    To be called in the thread of the Trio run. Never raises: what cannot be shown says so in its place.
+    To be called in the thread of the Trio run. Never raises: a task that cannot be shown is named as such in its place.
     """
     try:
         return _Renderer(describe, most_tasks).render(root)
@@ -35,7 +34,7 @@ def task_tree(
 
 
 def _outermost() -> list[tuple[int, trio.lowlevel.Task | str]]:
-    """The main task and what runs beside it, without the two tasks that Trio itself needs."""
+    """Return the main task and the tasks beside it, without the two that Trio itself needs."""
     root = trio.lowlevel.current_root_task()
     nurseries = [] if root is None else root.child_nurseries
     tasks = [task for nursery in nurseries for task in nursery.child_tasks]
@@ -80,7 +79,7 @@ class _Renderer:
         self._todo.extend(reversed(below))
 
     def _inside(self, depth: int, task: trio.lowlevel.Task) -> list[tuple[int, trio.lowlevel.Task | str]]:
-        """The task's scopes in their order, the children of each nursery below it."""
+        """Return the task's scopes in their order, the children of each nursery below it."""
         nurseries = {id(nursery.cancel_scope): nursery for nursery in task.child_nurseries}
         lines: list[tuple[int, trio.lowlevel.Task | str]] = []
         for scope in scopes_of(task):
@@ -113,7 +112,7 @@ class _Renderer:
 
 
 def scopes_of(task: trio.lowlevel.Task) -> list[trio.CancelScope]:
-    """The scopes that the task has entered itself, outermost first; the scope of the nursery it lives in is not one."""
+    """Return the scopes that the task has entered, outermost first, without the scope of the nursery it lives in."""
     scopes: list[trio.CancelScope] = []
     parent = task.parent_nursery
     outside: Any = None if parent is None else getattr(parent, "_cancel_status", None)
@@ -126,13 +125,13 @@ def scopes_of(task: trio.lowlevel.Task) -> list[trio.CancelScope]:
 
 
 def is_cancelled(task: trio.lowlevel.Task) -> bool:
-    """Whether the task's next checkpoint raises Cancelled."""
+    """Return True if the task's next checkpoint raises Cancelled."""
     status: Any = getattr(task, "_cancel_status", None)
     return bool(getattr(status, "effectively_cancelled", False))
 
 
 def cancel_reason(scope: trio.CancelScope) -> str:
-    """Why the scope was cancelled, in Trio's words: what did it, the reason given, by which task."""
+    """Return the reason of the scope's cancellation, in Trio's words."""
     reason: Any = getattr(scope, "_cancel_reason", None)
     if reason is None:
         return ""

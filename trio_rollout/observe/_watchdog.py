@@ -1,6 +1,6 @@
-"""Which task blocks the event loop: every step that takes too long, by name, and what it was doing.
+"""The step watchdog: names every task step that blocks the event loop for too long, and the code that it ran.
 
-One to two microseconds a step (a bare checkpoint costs five), so it may stay on.
+It costs one to two microseconds a step (a bare checkpoint costs five), so it may stay on.
 """
 
 import logging
@@ -22,7 +22,7 @@ _MOST_KEPT = 100
 @final
 @attrs.frozen(kw_only=True)
 class SlowStep:
-    """A step during which nothing else could run."""
+    """A task step that took too long: nothing else could run meanwhile."""
 
     task: str
     """The task's name."""
@@ -30,7 +30,7 @@ class SlowStep:
     """``task @ function:line``: the await at which the step ended."""
     seconds: float
     stack: tuple[str, ...]
-    """What it was doing, outermost first, if that could be seen while it lasted."""
+    """The functions that it ran, outermost first, if they could be seen while it lasted."""
 
     def __str__(self) -> str:
         doing = f", in {self.stack[-1]}" if self.stack else ""
