@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from trio_rollout import PauseMode, SamplingParams, Stop
 from trio_rollout._core.arrays import id_array
 from trio_rollout._core.segments import segments_of
+from trio_rollout._core.server import Weights
 from trio_rollout.errors import RequestRejected, ServerBusy, ServerError
 from trio_rollout.sglang import _wire as wire
-from trio_rollout.sglang._naming import Naming
 
 from .helpers import Asked
 
@@ -174,7 +174,7 @@ def test_fuzz_any_value_anywhere_gives_a_turn_or_a_server_error(value, data):
     where = data.draw(st.sampled_from(["text", "output_ids", "prompt_token_ids", *damaged["meta_info"]]))
     (damaged if where in {"text", "output_ids", "prompt_token_ids"} else damaged["meta_info"])[where] = value
     try:
-        turn = decode(damaged, version_of=lambda name: Naming().version_of(name, Naming().now))
+        turn = decode(damaged, version_of=lambda name: Weights().version_of(name, Weights().now))
     except ServerError:
         return
     assert len(turn.output_ids) == len(turn.log_probs)
@@ -444,59 +444,6 @@ def test_model_info_that_is_none_says_so():
         wire.decode_model_info("GET x", b"<html>")
     with pytest.raises(ServerError, match="no JSON"):
         wire.decode_model_info("GET x", b'{"x":' * 5000 + b"1" + b"}" * 5000)
-
-
-# --- version names
-
-
-def test_names_that_are_numbers_are_believed():
-    naming = Naming()
-
-    assert naming.observe("7") == 7
-    assert naming.observe(8) == 8
-    assert naming.version_of("6", naming.now) == 6
-
-
-def test_a_server_that_names_no_number_is_taken_at_the_trainers_word():
-    naming = Naming()
-    assert naming.observe("default") is None
-    sent_before = naming.now
-    naming.require(5)
-
-    assert naming.observe("default") is None
-    assert naming.now.version == 5
-    assert naming.version_of("default", naming.now) == 5
-    assert naming.version_of("default", sent_before) == 0  # its name did not change over the update: the older version
-
-
-def test_names_that_change_stand_for_the_version_they_were_required_as():
-    naming = Naming()
-    naming.observe("w0")
-    sent = naming.now
-    naming.observe("w1")
-    naming.require(1)
-
-    assert naming.version_of("w0", sent) == 0
-    assert naming.version_of("w1", sent) == 1
-
-
-def test_default_after_numbers_is_a_restart():
-    naming = Naming()
-    naming.observe("7")
-
-    assert naming.observe("default") == 0
-    assert naming.version_of("default", naming.now) == 0
-
-
-@given(st.lists(st.sampled_from(["default", "1", "2", "w1", "w2", None, 3]) | st.integers(0, 5), max_size=30))
-def test_naming_forgets_old_names_and_never_fails(history):
-    naming = Naming()
-    for step in history:
-        if isinstance(step, int):
-            naming.require(step)
-        else:
-            naming.observe(step)
-    assert isinstance(naming.version_of("never heard of", naming.now), int)
 
 
 @pytest.mark.parametrize("name", ["cached_tokens", "queue_time", "e2e_latency"])

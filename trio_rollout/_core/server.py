@@ -120,12 +120,10 @@ _AWAY: Final = {
 }
 
 TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
-    State.OUTSIDE: {
-        Event.JOINED: State.READY,
-        Event.DOUBTED: State.OUTSIDE,
-        Event.UNREACHABLE: State.OUTSIDE,
-        Event.LEFT: State.OUTSIDE,
-    },
+    State.OUTSIDE: _row(
+        State.OUTSIDE,
+        {Event.JOINED: State.READY, Event.UNREACHABLE: State.OUTSIDE, Event.GIVEN_UP: State.OUTSIDE},
+    ),
     State.READY: _row(
         State.READY,
         {

@@ -1,6 +1,8 @@
 """Waiting for time to pass: the only place of the package that sleeps."""
 
+import math
 import random
+from collections.abc import Awaitable, Callable
 
 import trio
 
@@ -23,3 +25,16 @@ def retry_wait_s(number: int, *, retry: Retry, rng: random.Random) -> float:
 async def wait_s(seconds: float) -> None:
     """Wait ``seconds``. Cancelled, nothing is left behind."""
     await trio.sleep(seconds)
+
+
+async def try_every(seconds: float, attempt: Callable[[], Awaitable[bool]], *, until: float = math.inf) -> bool:
+    """Call ``attempt`` until it returns True; the beginnings of two calls are at least ``seconds`` apart.
+
+    Return False if it has not by ``until``, on ``trio.current_time()``'s clock. A call that is under way then is waited for.
+    Cancelled, and if ``attempt`` raises, no further call is made.
+    """
+    while (began := trio.current_time()) < until:
+        if await attempt():
+            return True
+        await wait_s(max(0.0, min(began + seconds, until) - trio.current_time()))
+    return False

@@ -9,11 +9,11 @@ from typing import Final, final
 import attrs
 import trio
 
+from .._core.server import Named
 from .._core.values import Turn
 from .._http import EVENT_STREAM, Response
 from .._util.threads import RunSync, run_in_thread
 from ..errors import ServerLost
-from ._naming import Named
 from ._server import Server
 from ._wire import GENERATE, GenerateRequest, StreamDecoder, decode_turn, error_of, nothing_moved, words_of
 
@@ -40,7 +40,7 @@ class Call:
 
     def version_of(self, name: object) -> int:
         """What a version's name in its answer stands for."""
-        return self.server.naming.version_of(name, self.named)
+        return self.server.weights.version_of(name, self.named)
 
     def undecoded(self, response: Response) -> bytes | memoryview:
         """What ``turn_of`` has to decode, wherever it runs: the body, or the newest of the whole answers that a stream repeats."""

@@ -1,5 +1,6 @@
 """One control call through httpx, with its failures in this package's words; and the same call to many servers at once."""
 
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
@@ -50,8 +51,12 @@ class Reply:
         return error_of(self.attempted, self.status, self.words)
 
 
-class Unreachable(ServerLost):
-    """No connection could be opened: the server is down, so it is neither paused nor does it run anything."""
+class Unanswered(ServerLost):
+    """The connection ended without an answer, or the answer is not HTTP: the server may or may not have done what it was asked."""
+
+
+class Unreachable(Unanswered):
+    """No connection could be opened: the server is down and was not asked."""
 
 
 async def call(server: Server, method: str, path: str, body: Mapping[str, object] | None = None) -> Reply:
@@ -61,8 +66,7 @@ async def call(server: Server, method: str, path: str, body: Mapping[str, object
 
     Raises:
       Unreachable: no connection could be opened.
-      ServerLost: the connection broke.
-      ServerError: the answer is no HTTP.
+      Unanswered: the connection broke, or the answer is not HTTP.
 
     """
     attempted = f"{method} {server.url}{path}"
@@ -71,8 +75,7 @@ async def call(server: Server, method: str, path: str, body: Mapping[str, object
     except httpx.ConnectError as error:
         raise Unreachable(str(error)) from error
     except httpx.TransportError as error:
-        kind = ServerLost if isinstance(error, httpx.NetworkError) else ServerError
-        raise kind(f"{attempted}: {error}") from error
+        raise Unanswered(f"{attempted}: {error}") from error
     return Reply(attempted=attempted, status=response.status_code, body=response.content)
 
 
@@ -105,17 +108,6 @@ async def model_info(server: Server) -> ModelInfo:
     """
     reply = await _ask(server, MODEL_INFO)
     return decode_model_info(reply.attempted, reply.body)
-
-
-async def learn_version(server: Server) -> int | None:
-    """Ask a server which weights it has, and note it: the number, or None if it names none. The latest question's answer counts.
-
-    Raises:
-      ServerError: it can't be reached or does not speak SGLang; the message has its words.
-
-    """
-    question = server.naming.question()
-    return server.naming.answer((await model_info(server)).weight_version, question)
 
 
 async def context_length(server: Server) -> int | None:
@@ -176,9 +168,9 @@ class Outcome(Generic[T]):
 
 
 async def on_each(
-    servers: Iterable[Server], ask: Callable[[Server], Awaitable[T]], *, seconds: float, what: str
+    servers: Iterable[Server], ask: Callable[[Server], Awaitable[T]], *, what: str, seconds: float = math.inf
 ) -> Outcome[T]:
-    """Make the same call to several servers at once, each within ``seconds``.
+    """Make the same call to several servers at once, each within ``seconds``, unless ``ask`` bounds itself.
 
     Blocks at most so long. Cancelled, some servers may have been asked.
     """

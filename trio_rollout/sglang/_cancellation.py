@@ -15,6 +15,7 @@ from typing import Final
 import trio
 
 from .._core.enums import Stop
+from .._core.server import Event, Told
 from .._http import BadResponse, ConnectionBroken, Exchange, NotConnected
 from .._util.time import wait_s
 from ..errors import ServerError
@@ -37,13 +38,13 @@ def look_s(abort_s: float) -> float:
     return min(_LOOK_S, abort_s * _LOOK_SHARE)
 
 
-async def abort_once(fleet: Fleet, server: Server, rid: str) -> bool:
+async def abort_once(server: Server, rid: str) -> bool:
     """Send one abort; whether the server answered it. A server that can't be reached is lost, not an error."""
     try:
         return await server.aborts.send(rid)
     except NotConnected as error:
         if not error.ours:
-            fleet.lose(server, str(error))
+            server.tell(Told(Event.UNREACHABLE, why=str(error)))
     except (ConnectionBroken, BadResponse) as error:
         _log.warning("POST %s abort of %s: %s", server.url, rid, error)
     return False
@@ -56,7 +57,7 @@ async def read_on(call: Call, exchange: Exchange) -> None:
     that is under way at the end is not cancelled: that would cost its connection, and it is answered at once.
     """
     server = call.server
-    if server.paused:
+    if server.standing.may_be_paused:
         return
     leaving = server.leaving.begin(call.rid)
     try:
@@ -71,10 +72,10 @@ async def read_on(call: Call, exchange: Exchange) -> None:
 async def close_unanswered(fleet: Fleet, call: Call, exchange: Exchange) -> None:
     """Close the connection of a request that did not end in time; then look, or leave a debt if its server is paused."""
     exchange.close()
-    if call.server.paused:
+    if call.server.standing.may_be_paused:
         fleet.owe_abort(call.server, call.rid)
     else:
-        fleet.suspect(call.server)
+        call.server.tell(Told(Event.DOUBTED))
         await count_orphans(fleet, call.server, most=1)
 
 
@@ -91,7 +92,7 @@ async def count_orphans(fleet: Fleet, server: Server, *, most: int) -> None:
         unexplained = min(most, others - server.known_orphans(trio.current_time(), running=others))
     except Unreachable as error:
         unexplained = 0
-        fleet.lose(server, str(error))
+        server.tell(Told(Event.UNREACHABLE, why=str(error)))
     except ServerError as error:
         _log.info("cannot tell what %s runs: %s", server.url, error)
     finally:
@@ -129,41 +130,33 @@ async def _pay(fleet: Fleet, server: Server) -> None:
     rids = list(fleet.debts[server])
     settled = False
     with trio.move_on_after(fleet.settings.abort):
-        settled = await _aborted(fleet, server, rids)
+        settled = await _aborted(server, rids)
     if not settled:
-        if server.paused or _is_away(server):
+        if not server.standing.samples:
             return  # again: they are still owed
         with trio.move_on_after(fleet.settings.control):
             await count_orphans(fleet, server, most=len(rids))
     fleet.debts[server] = [rid for rid in fleet.debts.get(server, ()) if rid not in set(rids)]
     if not fleet.debts[server]:
         del fleet.debts[server]
-    fleet.notify()
 
 
-async def _aborted(fleet: Fleet, server: Server, rids: Sequence[str]) -> bool:
+async def _aborted(server: Server, rids: Sequence[str]) -> bool:
     """Abort these again and again until the server runs none of them, which is True; False: it is paused or lost again."""
-    while not server.paused and server.lost is None:
+    while server.standing.samples:
         async with trio.open_nursery() as nursery:
             for rid in rids:
-                nursery.start_soon(abort_once, fleet, server, rid)
+                nursery.start_soon(abort_once, server, rid)
         await wait_s(REPEAT_S)
         if await _idle(server):
             return True
     return False
 
 
-def _is_away(server: Server) -> bool:
-    """It may still run what it was given, and can't be told to stop. One that is down runs nothing."""
-    return server.lost is not None and not server.down
-
-
 async def _pay_when_due(fleet: Fleet, server: Server) -> None:
     while True:
-        if server in fleet.debts and not server.paused and not _is_away(server):
-            await _pay(fleet, server)
-        else:
-            await fleet.changed()
+        await server.changed.wait_until(lambda: server in fleet.debts and server.standing.samples)
+        await _pay(fleet, server)
 
 
 async def reap(fleet: Fleet) -> None:

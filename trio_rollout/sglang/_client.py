@@ -33,15 +33,15 @@ from ._cancellation import abort_once, reap
 from ._fleet import Fleet
 from ._generate import Generation
 from ._probe import probe
-from ._server import Server
+from ._server import Roster, Server
 from ._settings import ServerSettings
 from ._startup import context_length_of, discover, meet, proxy_of, servers_of, vocab_size_of
 from ._wire import RequestEncoder
 
 _log: Final = logging.getLogger("trio_rollout.sglang")
 _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
-# Leaving must not wait for servers that don't answer; this is for those whose resume had failed before.
-_LAST_RESUME_S: Final = 2.0
+# Leaving must not wait for servers that do not answer. Enough for a resume of the probe that is under way, and one more.
+_LAST_RESUME_S: Final = 2 * control.LOST_RESUME_S
 
 
 @final
@@ -205,7 +205,8 @@ async def _serve(fleet: Fleet, *, task_status: trio.TaskStatus[None]) -> None:
         nursery.start_soon(probe, fleet)
         nursery.start_soon(reap, fleet)
         for server in fleet.servers:
-            nursery.start_soon(server.leaving.serve, partial(abort_once, fleet, server))
+            nursery.start_soon(server.calls.serve)
+            nursery.start_soon(server.leaving.serve, partial(abort_once, server))
         task_status.started()
 
 
@@ -213,7 +214,7 @@ async def _leave(fleet: Fleet) -> None:
     """Say what stays behind. Does not wait for paused servers."""
     if not fleet.window:
         await control.resume_quietly(fleet, seconds=_LAST_RESUME_S)
-    owed = {server.url: len(rids) for server, rids in fleet.debts.items() if server.paused}
+    owed = {server.url: len(rids) for server, rids in fleet.debts.items() if server.standing.may_be_paused}
     if owed:
         _log.warning("left with aborts owed to servers that are still paused: %s", owed)
 
@@ -247,16 +248,16 @@ async def open_sglang_servers(
     if router is not None:
         urls = [*urls, *await discover(router, settings, connect)]
     loaded = await run_sync(load_tokenizer, tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
-    servers = servers_of(urls, settings, connect)
+    roster = Roster()
+    servers = servers_of(urls, settings, connect, roster)
     try:
         vocab_size = await vocab_size_of(await meet(servers, settings), settings, run_sync)
         encoder = RequestEncoder(vocab_size, await context_length_of(servers, settings))
-        fleet = Fleet(servers, settings, ports or Ports(), encoder, Decoding(run_sync))
+        fleet = Fleet(roster, settings, ports or Ports(), encoder, Decoding(run_sync))
         async with open_service(partial(_serve, fleet), lambda _value, _error: _leave(fleet)):
             yield SGLangServers(fleet=fleet, tokenizer=loaded, abort_s=settings.abort, control_s=settings.control)
     finally:
-        for server in servers:
-            server.close()
+        roster.leave()
 
 
 ANY: Final = "servers"

@@ -1,6 +1,8 @@
 """Control calls to all servers: pause, resume, versions, flush, abort until idle, health.
 
-Each is concurrent over the servers and bounded for each of them, so one silent server never holds up the others.
+Each goes to all servers at once and is bounded for each of them, so a silent server never holds up the others. Pauses, resumes
+and questions about a server's state go through the server's queue, and their answers to its table. The other calls do not
+change what is known about a server, and wait for nothing.
 """
 
 import logging
@@ -8,12 +10,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Final
 
+import attrs
 import trio
 
 from .._core.enums import PauseMode
-from .._util.time import wait_s
+from .._core.server import Event, State, Told
+from .._util.time import try_every
 from ..errors import ServerError
-from ._calls import Unreachable, call, is_ready, learn_version, load, on_each
+from ._calls import Unanswered, Unreachable, call, is_ready, load, model_info, on_each
 from ._fleet import Fleet
 from ._owed_aborts import REPEAT_S
 from ._server import Server
@@ -24,48 +28,66 @@ _log: Final = logging.getLogger("trio_rollout.sglang")
 LOST_RESUME_S: Final = 2.0
 
 
-def _answering(fleet: Fleet) -> list[Server]:
-    return [server for server in fleet.servers if server.lost is None]
+async def converse(
+    server: Server, opens: Event, talk: Callable[[], Awaitable[Told]], *, until: float, failing: str = ""
+) -> Told:
+    """Make one call of the server's queue, and tell its table that the call is sent and how it ended.
 
-
-async def _pause_one(fleet: Fleet, server: Server, mode: PauseMode, *, until: float) -> None:
-    """Pause one server, once it has answered the resumes that are on their way to it; one that does not is lost."""
+    Returns the answer that ``talk`` makes of it, or its failure; ``failing`` begins the reason. Blocks at most until then.
+    Cancelled, the question stays unanswered.
+    """
+    question, seconds = server.opens(opens), until - trio.current_time()
+    told = Told(Event.TIMED_OUT, why=f"{failing}no answer within {seconds:.3g} s")
     with trio.move_on_at(until):
-        while server.resumes:
-            await fleet.changed()
-    if server.resumes:
-        fleet.lose(server, "a resume of it is unanswered, and no pause may overtake it")
-    if server.lost is not None:
-        return
-    server.paused = server.pause_unanswered = True
-    try:
-        await _ask_to_pause(server, mode, until=until)
-    except ServerError as error:
-        fleet.lose(server, f"could not be paused: {error}")
-        raise
+        try:
+            told = await talk()
+        except Unreachable as error:
+            told = Told(Event.UNREACHABLE, why=f"{failing}{error}")
+        except Unanswered as error:
+            told = Told(Event.BROKEN, why=f"{failing}{error}")
+        except ServerError as error:
+            told = Told(Event.REFUSED, why=f"{failing}{error}")
+    server.tell(attrs.evolve(told, question=question))
+    return told
 
 
-async def _ask_to_pause(server: Server, mode: PauseMode, *, until: float) -> None:
-    """Shielded: left without its answer, it might be carried out after the resume, which comes on another connection."""
-    seconds = until - trio.current_time()
-    with trio.move_on_at(until, shield=True):
-        reply = await call(server, "POST", PAUSE, pause_body(mode))
-        server.pause_unanswered = False
-        if not reply.ok:
-            raise reply.error()
-        return
-    raise ServerError(f"no answer within {seconds:g} s")
+# --- pause
+
+
+async def _ask_to_pause(server: Server, mode: PauseMode) -> Told:
+    reply = await call(server, "POST", PAUSE, pause_body(mode))
+    if not reply.ok:
+        raise reply.error()
+    return Told(Event.PAUSE_ANSWERED)
+
+
+async def _pause_one(server: Server, mode: PauseMode, *, until: float) -> None:
+    """Pause one server, unless it is lost when its turn comes.
+
+    Raises:
+      ServerError: it did not say that it is paused; it is lost.
+
+    """
+
+    async def pause_it() -> Told | None:
+        if server.standing.lost:
+            return None
+        talk = partial(_ask_to_pause, server, mode)
+        return await converse(server, Event.PAUSE_SENT, talk, until=until, failing="could not be paused: ")
+
+    told = await server.calls.command(pause_it, until=until)
+    if told is None and not server.standing.lost:
+        server.tell(Told(Event.GIVEN_UP, why="the call before its pause is unanswered, and no pause may overtake it"))
+    if told is not None and told.event is not Event.PAUSE_ANSWERED:
+        raise ServerError(told.why)
 
 
 async def pause(fleet: Fleet, mode: PauseMode, *, seconds: float) -> None:
     """Pause every server that is not lost; see ``InferenceServers.pause``."""
-    servers, until = _answering(fleet), trio.current_time() + seconds
-    fleet.pausing(servers)
+    servers, until = fleet.answering(), trio.current_time() + seconds
+    fleet.begin_window()
     outcome = await on_each(
-        servers,
-        lambda server: _pause_one(fleet, server, mode, until=until),
-        seconds=seconds,
-        what=f"POST {PAUSE} ({mode.value}) to",
+        servers, lambda server: _pause_one(server, mode, until=until), what=f"POST {PAUSE} ({mode.value}) to"
     )
     if not outcome.failures:
         return
@@ -74,125 +96,153 @@ async def pause(fleet: Fleet, mode: PauseMode, *, seconds: float) -> None:
     raise ServerError(f"{len(outcome.failures)} of {len(servers)} servers could not be paused: {outcome}")
 
 
-async def continue_once(fleet: Fleet, server: Server, *, until: float) -> None:
-    """Ask a server to continue, and note what it says; one that is down isn't paused any more.
-
-    Blocks until it answers, at most until then, shielded: a pause that followed might be overtaken by a resume that was left alone.
-    One that does not answer is lost.
-    """
-    server.resumes += 1
-    try:
-        with trio.move_on_at(until, shield=True) as limit:
-            reply = await call(server, "POST", CONTINUE, {})
-            if not reply.ok:
-                raise reply.error()
-            fleet.resumed(server)
-        server.down = False
-        if limit.cancelled_caught:
-            fleet.lose(server, "a resume was left without its answer")
-    except Unreachable as error:
-        fleet.lose(server, str(error))
-        server.down = True
-    except ServerError as error:
-        _log.warning("POST %s%s: %s", server.url, CONTINUE, error)
-        server.down = False
-    finally:
-        server.resumes -= 1
-        fleet.notify()
+# --- resume
 
 
-async def _continue(fleet: Fleet, server: Server, *, until: float) -> None:
-    """Ask a server to continue until it says that it does, is down, or the time is over."""
-    while trio.current_time() < until:
-        next_try = trio.current_time() + REPEAT_S
-        await continue_once(fleet, server, until=until)
-        if not server.paused or server.down:
+async def _ask_to_continue(server: Server) -> Told:
+    reply = await call(server, "POST", CONTINUE, {})
+    if not reply.ok:
+        raise reply.error()
+    return Told(Event.RESUME_ANSWERED)
+
+
+async def continue_once(server: Server, *, until: float) -> None:
+    """Ask a server to continue, unless it has said so when its turn comes. Blocks until its answer, at most until then."""
+
+    async def resume_it() -> None:
+        if not server.standing.may_be_paused:
             return
-        await wait_s(max(0.0, min(next_try, until) - trio.current_time()))
+        talk = partial(_ask_to_continue, server)
+        told = await converse(server, Event.RESUME_SENT, talk, until=until, failing="could not be resumed: ")
+        if told.event in {Event.REFUSED, Event.BROKEN}:
+            _log.warning("server %s %s", server.url, told.why)
+
+    await server.calls.command(resume_it, until=until)
+
+
+def _is_stuck(server: Server) -> bool:
+    """Return True if it may be paused; a server that is down runs nothing, paused or not."""
+    return server.standing.may_be_paused and server.standing.state is not State.DOWN
+
+
+async def _continue(server: Server, *, until: float) -> bool:
+    """Ask a server to continue until it says that it does or is down; return False once the time is over."""
+
+    async def attempt() -> bool:
+        await continue_once(server, until=until)
+        return not _is_stuck(server)
+
+    return await try_every(REPEAT_S, attempt, until=until)
 
 
 async def resume(fleet: Fleet, *, seconds: float) -> None:
     """Resume every server that may have been paused; see ``SGLangServers.resume``."""
-    maybe_paused = [server for server in fleet.servers if server.paused]
+    maybe_paused = [server for server in fleet.servers if server.standing.may_be_paused]
     began = trio.current_time()
 
     async def ask(server: Server) -> bool:
-        limit = seconds if server.lost is None else min(seconds, LOST_RESUME_S)
-        await _continue(fleet, server, until=began + limit)
-        return server.paused and not server.down
+        limit = min(seconds, LOST_RESUME_S) if server.standing.lost else seconds
+        return await _continue(server, until=began + limit)
 
     try:
-        outcome = await on_each(maybe_paused, ask, seconds=seconds, what=f"POST {CONTINUE} to")
+        outcome = await on_each(maybe_paused, ask, what=f"POST {CONTINUE} to")
     finally:
-        fleet.window_over()  # what is still paused is the probe's from here on
-    stuck = [server for server in maybe_paused if outcome.answers.get(server, True)]
+        fleet.end_window()  # what is still paused is the probe's from here on
+    stuck = [server for server in maybe_paused if not outcome.answers.get(server)]
     for server in stuck:
-        fleet.lose(server, f"could not be resumed within {seconds:g} s")
+        server.tell(Told(Event.GIVEN_UP, why=f"could not be resumed within {seconds:g} s"))
     if stuck:
         message = f"{len(stuck)} of {len(maybe_paused)} servers could not be resumed: " + ", ".join(
-            f"{server.url} ({server.lost})" for server in stuck
+            f"{server.url} ({server.standing.why})" for server in stuck
         )
         _log.error("%s; the probe goes on trying", message)
         raise ServerError(message)
 
 
 async def resume_quietly(fleet: Fleet, *, seconds: float) -> None:
-    """A last try to resume what could not be resumed in its time; whoever does not answer was named before."""
+    """Try for the last time to resume what could not be resumed in its time. Errors were reported before."""
     until = trio.current_time() + seconds
     async with trio.open_nursery() as nursery:
         for server in fleet.servers:
-            if server.paused and not server.down:
-                nursery.start_soon(partial(_continue, fleet, server, until=until))
+            if _is_stuck(server):
+                nursery.start_soon(partial(_continue, server, until=until))
+
+
+# --- versions
+
+
+async def _ask_for_version(server: Server) -> Told:
+    return Told(Event.VERSION_NAMED, name=(await model_info(server)).weight_version)
+
+
+async def _learn_version(server: Server, *, until: float) -> int | None:
+    """Ask a server which weights it has: the number, or None if it does not name one.
+
+    Raises:
+      ServerError: it does not say, and is lost; or its turn to be asked did not come in time, or it was lost before.
+
+    """
+
+    async def ask_it() -> Told | None:
+        if server.standing.lost:
+            return None
+        talk = partial(_ask_for_version, server)
+        return await converse(server, Event.ASKED, talk, until=until, failing="does not name its version: ")
+
+    told = await server.calls.ask(ask_it, until=until)
+    if told is None or told.event is not Event.VERSION_NAMED:
+        raise ServerError("was not asked" if told is None else str(told.why))
+    return server.weights.number
 
 
 async def versions(fleet: Fleet, *, seconds: float) -> Mapping[str, int | None]:
     """Each answering server's weight version; one that does not answer is lost and left out."""
-    outcome = await on_each(_answering(fleet), learn_version, seconds=seconds, what="GET model info of")
-    for server, error in outcome.failures.items():
-        fleet.lose(server, f"does not name its version: {error}")
-    fleet.notify()
+    learn = partial(_learn_version, until=trio.current_time() + seconds)
+    outcome = await on_each(fleet.answering(), learn, what="GET model info of")
     return {server.url: version for server, version in outcome.answers.items()}
 
 
-async def _all_or_error(fleet: Fleet, ask: Callable[[Server], Awaitable[None]], *, seconds: float, what: str) -> None:
-    servers = _answering(fleet)
+# --- the rest
+
+
+async def _all_or_error(fleet: Fleet, ask: Callable[[Server], Awaitable[object]], *, seconds: float, what: str) -> None:
+    servers = fleet.answering()
     outcome = await on_each(servers, ask, seconds=seconds, what=what)
     if outcome.failures:
         raise ServerError(f"{what}: failed on {len(outcome.failures)} of {len(servers)} servers: {outcome}")
 
 
-async def _flush(server: Server) -> None:
-    """Flush one server's cache, again and again while it refuses because requests are still leaving."""
-    while True:
-        reply = await call(server, "POST", FLUSH)
-        if flushed(reply.status, reply.words):
-            return
+async def _flush(server: Server) -> bool:
+    """Flush one server's cache once; False: it refuses, because requests are still leaving."""
+    reply = await call(server, "POST", FLUSH)
+    if not (done := flushed(reply.status, reply.words)):
         _log.info("%s", reply.error())
-        await wait_s(REPEAT_S)
+    return done
 
 
 async def flush_cache(fleet: Fleet, *, seconds: float) -> None:
-    """Empty every answering server's prefix cache; see ``InferenceServers.flush_cache``."""
-    await _all_or_error(fleet, _flush, seconds=seconds, what="flush")
+    """Empty every answering server's prefix cache; see ``ServerControl.flush_cache``."""
+    await _all_or_error(
+        fleet, lambda server: try_every(REPEAT_S, partial(_flush, server)), seconds=seconds, what="flush"
+    )
 
 
-async def _abort_until_idle(server: Server) -> None:
-    while True:
-        next_try = trio.current_time() + REPEAT_S
-        reply = await call(server, "POST", ABORT, abort_all_body())
-        if not reply.ok:
-            raise reply.error()
-        if await load(server) == 0:
-            return
-        await wait_s(max(0.0, next_try - trio.current_time()))
+async def _abort_all(server: Server) -> bool:
+    """Abort everything on one server once; return True if it runs nothing any more."""
+    reply = await call(server, "POST", ABORT, abort_all_body())
+    if not reply.ok:
+        raise reply.error()
+    return await load(server) == 0
 
 
 async def abort_until_idle(fleet: Fleet, *, seconds: float) -> None:
     """Abort everything on every answering server until none runs anything."""
-    await _all_or_error(fleet, _abort_until_idle, seconds=seconds, what="abort until idle")
+    await _all_or_error(
+        fleet, lambda server: try_every(REPEAT_S, partial(_abort_all, server)), seconds=seconds, what="abort until idle"
+    )
 
 
 async def health(fleet: Fleet, *, seconds: float) -> Mapping[str, bool]:
-    """Whether each server says that it is ready."""
+    """Return for each server, by URL, if it says that it is ready."""
     outcome = await on_each(fleet.servers, is_ready, seconds=seconds, what="GET /ready of")
     return {server.url: outcome.answers.get(server, False) for server in fleet.servers}

@@ -8,6 +8,7 @@ import attrs
 import trio
 
 from .._core.sampling import SamplingParams
+from .._core.server import Event, Told
 from .._core.values import Turn
 from .._http import EVENT_STREAM, BadResponse, ConnectionBroken, Exchange, NotConnected, Response, post_request
 from .._util.time import backoff_s, wait_s
@@ -67,9 +68,9 @@ class Generation:
                 if exchange is None:
                     return None
             with exchange:
-                if not self.fleet.usable(server):  # paused or lost while the connection was opened
+                if not server.usable:  # paused or lost while the connection was opened
                     return None
-                call = Call(server, self.fleet.ports.new_rid(), self.request, server.naming.now, self._stream())
+                call = Call(server, self.fleet.ports.new_rid(), self.request, server.weights.now, self._stream())
                 response = await self._exchange(call, exchange)
             if response is not None:
                 turn = self.fleet.decoding.turn_now(call, response)
@@ -88,14 +89,14 @@ class Generation:
         except NotConnected as error:
             if error.ours:
                 raise ServerError(f"{error}; the limit is this machine's, not the server's") from error
-            self.fleet.lose(server, str(error))
+            server.tell(Told(Event.UNREACHABLE, why=str(error)))
             return None
 
     def _told(self, call: Call, turn: Turn) -> Turn:
         """The turn, once the fleet has seen which version it names."""
-        naming = call.server.naming
-        if self.fleet.required is not None and naming.names_numbers and turn.weight_version != naming.now.version:
-            self.fleet.suspect(call.server)
+        weights = call.server.weights
+        if weights.required is not None and weights.names_numbers and turn.weight_version != weights.now.version:
+            call.server.tell(Told(Event.DOUBTED))
         return turn
 
     async def _exchange(self, call: Call, exchange: Exchange) -> Response | None:
@@ -120,7 +121,7 @@ class Generation:
         except ConnectionBroken as error:
             with trio.move_on_after(self.abort_s, shield=True):
                 if exchange.sent or error.answered:
-                    await abort_once(self.fleet, server, call.rid)
+                    await abort_once(server, call.rid)
             if exchange.reused and not error.answered:
                 return None
             raise call.lost(str(error)) from error
@@ -149,7 +150,7 @@ class Generation:
 
     async def _wait_while_busy(self) -> None:
         """Wait until some usable server is not busy; no server usable is not a reason to wait here."""
-        until = [server.busy_until for server in self.fleet.servers if self.fleet.usable(server)]
+        until = [server.busy_until for server in self.fleet.roster.usable]
         left = min(until, default=0.0) - trio.current_time()
         if self._refusals and left > 0:
             with self.waiting():

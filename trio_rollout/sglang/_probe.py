@@ -1,110 +1,52 @@
-"""The probe: the only place that asks servers at intervals. It asks those in question, and nobody else."""
+"""The probe: the only place that asks servers at intervals. It asks the servers for which something is due, and no others.
 
-import logging
-from typing import Final
+The table in ``_core/server.py`` says what is due: a resume, for a server that may be paused although no window is open, or a
+look, for one that is lost or suspect. Nothing is due in a window. Separate because control calls
+are made for a caller, and these are not.
+"""
+
+from functools import partial
 
 import trio
 
+from .._core.server import Effect, Event, Told, due
 from .._util.time import wait_s
-from ..errors import ServerError
-from ._calls import is_ready, learn_version
-from ._control import LOST_RESUME_S, continue_once
+from ._calls import is_ready, model_info
+from ._control import LOST_RESUME_S, continue_once, converse
 from ._fleet import Fleet
 from ._server import Server
 
-_log: Final = logging.getLogger("trio_rollout.sglang")
+
+async def _ask_for_all(server: Server) -> Told:
+    """Ask if a server is ready, and then for its weights: the answer says what they are when it gets requests again."""
+    if not await is_ready(server):
+        return Told(Event.NOT_READY, why="it is not ready: paused by another client, or ill")
+    return Told(Event.PROBED, name=(await model_info(server)).weight_version)
 
 
-async def _recover(fleet: Fleet, server: Server) -> None:
-    """Ask a lost server; give it work again once it is ready, not paused, and has said which weights it has.
+async def _look(server: Server, *, seconds: float) -> None:
+    until = trio.current_time() + seconds
 
-    After every answer it may be paused again, or a window be open: then nothing is concluded from it.
-    """
-    if server.paused:
-        await continue_once(fleet, server, until=trio.current_time() + LOST_RESUME_S)
-    if server.paused or not await _samples(fleet, server):
-        return
-    await _learn_version(fleet, server)
-    if not _is_ours_to_judge(fleet, server):
-        return
-    if server.lost is not None:
-        _log.warning("server %s is back (it was lost: %s)", server.url, server.lost)
-    server.lost = None
-    server.down = False
-    fleet.notify()
+    async def look_at_it() -> None:
+        if due(server.standing) is Effect.LOOK:  # not if a window began while it waited for its turn
+            await converse(server, Event.ASKED, partial(_ask_for_all, server), until=until)
 
-
-def _is_ours_to_judge(fleet: Fleet, server: Server) -> bool:
-    """Whether the answer that has just come says something about now: no window has begun since."""
-    return not (server.paused or fleet.window)
-
-
-async def _samples(fleet: Fleet, server: Server) -> bool:
-    """Whether it is ready; if not, and it owed us a pause, that was carried out only now: it is resumed with the next look."""
-    ready = await is_ready(server)
-    if not _is_ours_to_judge(fleet, server):
-        return False
-    if ready:
-        server.pause_unanswered = False
-    else:
-        server.paused = server.pause_unanswered
-    return ready
-
-
-async def _learn_version(fleet: Fleet, server: Server) -> None:
-    """Ask a server which weights it has; again with the next look if others are required by then, for they may have come since."""
-    required = fleet.required
-    await learn_version(server)
-    server.suspect = fleet.required != required
-
-
-async def _verify(fleet: Fleet, server: Server) -> None:
-    """Ask a server that is in doubt whether it samples, and with which weights: what it says decides whether it gets work."""
-    if not await _samples(fleet, server):
-        if _is_ours_to_judge(fleet, server):
-            fleet.lose(server, "it is not ready: paused by another client, or ill")
-        return
-    await _learn_version(fleet, server)
-    if not fleet.has_weights(server) and not server.suspect:
-        _log.warning(
-            "server %s has weights %r, not version %s: no work until a weight update has brought it there",
-            server.url,
-            server.naming.now.name,
-            fleet.required,
-        )
-    fleet.notify()
-
-
-async def _ask(fleet: Fleet, server: Server) -> None:
-    with trio.move_on_after(fleet.settings.control):
-        try:
-            if server.lost is not None or server.paused:
-                await _recover(fleet, server)
-            else:
-                await _verify(fleet, server)
-        except ServerError as error:
-            if server.lost is None:
-                fleet.lose(server, str(error))
-
-
-def _in_question(fleet: Fleet, server: Server) -> bool:
-    """It is lost, in doubt, or its resume was cut short. In a window nobody is asked: its end resumes, and nothing is sent before."""
-    return not fleet.window and (server.lost is not None or server.suspect or server.paused)
+    await server.calls.ask(look_at_it, until=until)
 
 
 async def _watch(fleet: Fleet, server: Server) -> None:
     while True:
-        if _in_question(fleet, server):
-            await _ask(fleet, server)
-            await wait_s(fleet.settings.probe)  # also if all is well again: what comes and goes is not asked in a hurry
-        else:
-            await fleet.changed()
+        if await server.changed.wait_until(lambda: due(server.standing)) is Effect.RESUME:
+            await continue_once(server, until=trio.current_time() + LOST_RESUME_S)
+        if due(server.standing) is Effect.LOOK:
+            await _look(server, seconds=fleet.settings.control)
+        await wait_s(fleet.settings.probe)  # also if all is well again: what comes and goes is not asked in a hurry
 
 
 async def probe(fleet: Fleet) -> None:
-    """Ask each server while it is in question, an interval between two looks. Runs until cancelled.
+    """Resume or ask each server while that is due, an interval between two tries. Runs until cancelled.
 
-    Each on its own: a server that answers nothing must not hold up the others.
+    Each server has a task of its own, so that one that does not answer does not hold up the others.
     """
     async with trio.open_nursery() as nursery:
         for server in fleet.servers:

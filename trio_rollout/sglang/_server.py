@@ -1,21 +1,179 @@
-"""Looking at a server's load, once for everybody who wants to know at the same time.
+"""One server: how to reach it, what is known about it at this moment, and its control calls in order.
 
-One server: how to reach it, and what is known about it at this moment.
+``Server.tell`` is the only place where a server's state changes, by the table in ``_core/server.py``; it performs the effects.
 """
 
+import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Final, final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Generic, TypeVar, final
 
 import attrs
 import httpx  # noqa: ASYNC127  the client users have
 import trio
 
+from .._core.server import Effect, Event, Standing, Told, Weights, step
 from .._http import Address, Connector, Pool, PoolTransport, post_head
-from ._naming import Naming
+from .._util.condition import Condition
 from ._owed_aborts import RESERVED, AbortLane, LeavingRequests
 from ._settings import ServerSettings
 from ._wire import ABORT, GENERATE
+
+_log: Final = logging.getLogger("trio_rollout.sglang")
+# Control calls are few and short: what is idle may go quickly.
+_CONTROL_IDLE: Final = 4
+# SGLang notices a closed socket after 3 to 4 s; what runs after that is another orphan.
+_ORPHAN_LIFE_S: Final = 3.0
+
+T = TypeVar("T")
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class _ControlCall(Generic[T]):
+    """A call in the queue. ``begun``: its turn has come. ``over``: it has ended, or never will."""
+
+    make: Callable[[], Awaitable[T]]
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+    begun: bool = attrs.field(default=False, init=False)
+    over: bool = attrs.field(default=False, init=False)
+    result: T | None = attrs.field(default=None, init=False)
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class ControlQueue:
+    """Makes the control calls of one server, one after the other: commands (pause, resume) before questions.
+
+    No pause overtakes a resume and no resume a pause, because each is sent when the one before it has been answered, or its
+    time is over. A question never holds up a command: it is cancelled, and asked again after the command, because its answer
+    would be of before. See docs/decisions/0029-no-pause-overtakes-a-resume.md and 0033-a-servers-life-is-a-table.md.
+
+    Each call bounds itself. Its exceptions end the queue, so a call returns its failures.
+    """
+
+    _commands: deque[_ControlCall[Any]] = attrs.field(factory=deque, init=False)
+    _questions: deque[_ControlCall[Any]] = attrs.field(factory=deque, init=False)
+    _asking: _ControlCall[Any] | None = attrs.field(default=None, init=False)
+    """The question that is under way."""
+    _closed: bool = attrs.field(default=False, init=False)
+    _changed: Condition = attrs.field(factory=Condition, init=False)
+
+    async def command(self, make: Callable[[], Awaitable[T]], *, until: float) -> T | None:
+        """Make a call that changes the server, and return its result; None if its turn did not come in time.
+
+        Blocks until it is answered. Cancelled before its turn, it is not made; later its end is waited for, because a
+        command that is left without its answer might be carried out after the next one.
+        """
+        call = self._append(self._commands, make)
+        if self._asking is not None:
+            self._asking.scope.cancel(reason="a command comes first")
+        try:
+            await self._turn_of(call, until)
+        finally:
+            if call.begun:
+                with trio.CancelScope(shield=True):  # the call bounds itself
+                    await self._changed.wait_until(lambda: call.over)  # noqa: ASYNC102
+            else:
+                self._commands.remove(call)
+        return call.result
+
+    async def ask(self, make: Callable[[], Awaitable[T]], *, until: float) -> T | None:
+        """Make a call that changes nothing, and return its result; None if its turn did not come in time.
+
+        Blocks until it is answered. Cancelled, it is given up at once. ``make`` is called again after a command.
+        """
+        call = self._append(self._questions, make)
+        try:
+            while await self._turn_of(call, until) and not call.over:
+                await self._changed.wait_until(lambda: call.over or not call.begun)
+        finally:
+            if call in self._questions:
+                self._questions.remove(call)
+            elif not call.over:
+                call.over = True  # so it is not asked again
+                call.scope.cancel(reason="nothing waits for its answer")
+        return call.result
+
+    async def serve(self) -> None:
+        """Make the calls. Runs until cancelled; what waits then is not made."""
+        try:
+            while True:
+                await self._changed.wait_until(lambda: self._commands or self._questions)
+                await (self._run_command() if self._commands else self._run_question())
+        finally:
+            self._closed = True
+            for call in (*self._commands, *self._questions):
+                call.begun = call.over = True
+            self._changed.notify()
+
+    def _append(self, queue: deque[_ControlCall[Any]], make: Callable[[], Awaitable[T]]) -> _ControlCall[T]:
+        call = _ControlCall(make)
+        queue.append(call)
+        call.begun = call.over = self._closed
+        self._changed.notify()
+        return call
+
+    async def _turn_of(self, call: _ControlCall[T], until: float) -> bool:
+        with trio.move_on_at(until):
+            await self._changed.wait_until(lambda: call.begun)
+        return call.begun
+
+    async def _run_command(self) -> None:
+        call = self._commands.popleft()
+        call.begun = True
+        self._changed.notify()
+        try:
+            call.result = await call.make()
+        finally:
+            call.over = True
+            self._changed.notify()
+
+    async def _run_question(self) -> None:
+        call = self._asking = self._questions.popleft()
+        call.begun = True
+        self._changed.notify()
+        try:
+            with trio.CancelScope() as call.scope:
+                call.result = await call.make()
+                call.over = True
+            if not call.over:
+                call.begun = False
+                self._questions.appendleft(call)
+        finally:
+            self._asking = None
+            call.over = call.over or call not in self._questions
+            self._changed.notify()
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class Roster:
+    """All servers in order, and those that may be sent a request now.
+
+    ``changed`` wakes the requests that wait for a server, and those who watch for what blocks all requests.
+    """
+
+    servers: list["Server"] = attrs.field(factory=list, init=False)
+    usable: Sequence["Server"] = attrs.field(default=(), init=False)
+    left: bool = attrs.field(default=False, init=False)
+    changed: Condition = attrs.field(factory=Condition, init=False)
+
+    def check(self) -> None:
+        """Raise RuntimeError if the servers were left."""
+        if self.left:
+            raise RuntimeError("the connections are closed: the servers were left")
+
+    def leave(self) -> None:
+        """Close all connections to all servers. Requests that wait for a server fail."""
+        self.left = True
+        for server in self.servers:
+            server.close()
+        self.changed.notify()
+
+    def note(self) -> None:
+        """A server has become usable, or is not any more."""
+        self.usable = tuple(server for server in self.servers if server.usable)
 
 
 @final
@@ -43,16 +201,10 @@ class Look:
             return self._answer
 
 
-# Control calls are few and short: what is idle may go quickly.
-_CONTROL_IDLE: Final = 4
-# SGLang notices a closed socket after 3 to 4 s; what runs after that is another orphan.
-_ORPHAN_LIFE_S: Final = 3.0
-
-
 @final
 @attrs.define(eq=False)
 class Server:
-    """State of one server. Changed only by its fleet, which tells those who wait."""
+    """One server, as the client knows it."""
 
     address: Address
     work: Pool = attrs.field(repr=False)
@@ -60,33 +212,28 @@ class Server:
     control: Pool = attrs.field(repr=False)
     client: httpx.AsyncClient = attrs.field(repr=False)
     generate_head: bytes = attrs.field(repr=False)
-    naming: Naming = attrs.field(factory=Naming)
-    in_flight: int = 0
+    roster: Roster = attrs.field(factory=Roster, repr=False)
+    standing: Standing = attrs.field(factory=Standing, init=False)
+    """Changed by ``tell``."""
+    usable: bool = attrs.field(default=False, init=False)
+    """A request may be sent to it now: ``standing.usable``, kept here because each request asks."""
+    calls: ControlQueue = attrs.field(factory=ControlQueue, init=False, repr=False)
+    changed: Condition = attrs.field(factory=Condition, init=False, repr=False)
+    """Wakes the server's own tasks: its probe, and the one that pays what is owed."""
+    in_flight: int = attrs.field(default=0, init=False)
     """Requests of ours that have chosen it and have not ended."""
-    sent: int = 0
+    sent: int = attrs.field(default=0, init=False)
     """Those of them that have gone out whole."""
-    requests: int = 0
+    requests: int = attrs.field(default=0, init=False)
     """Requests that have gone out to it, ever."""
-    chosen: int = 0
+    chosen: int = attrs.field(default=0, init=False)
     """When it was last chosen, in choices."""
-    lost: str | None = None
-    """Why it gets no work until it answers a probe."""
-    down: bool = False
-    """Lost, and nothing listened there when it was last asked: it runs nothing."""
-    suspect: bool = False
-    """It named a version that is not the one it should have, or did not let a request go; the probe will ask."""
-    paused: bool = False
-    """It may be paused: a pause was sent, and no resume has been acknowledged."""
-    pause_unanswered: bool = False
-    """A pause was sent that it has not answered: it may still be carried out, after a resume."""
-    resumes: int = 0
-    """Those on their way, unanswered: no pause is sent before they are, for it might overtake them."""
-    busy_until: float = 0.0
-    orphans: deque[float] = attrs.field(factory=deque, repr=False)
+    busy_until: float = attrs.field(default=0.0, init=False)
+    orphans: deque[float] = attrs.field(factory=deque, init=False, repr=False)
     """When orphans were counted here that may still run."""
-    leaving: LeavingRequests = attrs.field(factory=LeavingRequests, repr=False)
+    leaving: LeavingRequests = attrs.field(factory=LeavingRequests, init=False, repr=False)
     """Requests of ours that were cancelled and have not ended."""
-    look: Look = attrs.field(factory=Look, repr=False)
+    look: Look = attrs.field(factory=Look, init=False, repr=False)
     """At its load."""
 
     @property
@@ -95,9 +242,56 @@ class Server:
         return self.address.url
 
     @property
+    def weights(self) -> Weights:
+        """The names that it has given its weights, as versions."""
+        return self.standing.weights
+
+    @property
     def connections(self) -> int:
         """Open connections to it, idle ones included."""
         return self.work.connections + self.aborts.pool.connections + self.control.connections
+
+    def tell(self, told: Told) -> None:
+        """Change what is known about it by the table, and perform the effects.
+
+        Raises:
+          IllegalTransition: the table has no such entry; nothing has changed.
+
+        """
+        before = self.standing
+        self.standing, effects = step(before, told)
+        if self.usable != self.standing.usable:
+            self.usable = self.standing.usable
+            self.roster.note()
+        for effect in effects:
+            self._perform(effect, before)
+
+    def opens(self, question: Event) -> int:
+        """Note that a call is sent, and return the number that its answer has to carry."""
+        self.tell(Told(question))
+        if self.standing.open is None:
+            raise AssertionError(f"{question} does not open a question")
+        return self.standing.open
+
+    def _perform(self, effect: Effect, before: Standing) -> None:
+        match effect:
+            case Effect.WAKE:
+                self.roster.changed.notify()
+            case Effect.LET_GO:
+                self.leaving.give_up()
+            case Effect.RESUME | Effect.LOOK | Effect.PAY:
+                self.changed.notify()
+            case Effect.REPORT_LOST:
+                _log.warning("server %s is lost: %s", self.url, self.standing.why)
+            case Effect.REPORT_BACK:
+                _log.warning("server %s is back (it was lost: %s)", self.url, before.why)
+            case Effect.REPORT_OUTDATED:
+                _log.warning(
+                    "server %s has weights %r, not version %s: it gets no requests until a weight update has brought it there",
+                    self.url,
+                    self.weights.now.name,
+                    self.weights.required,
+                )
 
     def known_orphans(self, now: float, *, running: int) -> int:
         """How many of the ``running`` requests that are not ours any more have been counted as orphans already."""
@@ -116,20 +310,21 @@ class Server:
             self.orphans.popleft()
 
     def close(self) -> None:
-        """Close all idle connections, and those in use when they are given back."""
+        """Leave the server: close all idle connections, and those in use when they are given back."""
+        self.tell(Told(Event.LEFT))
         for pool in (self.work, self.aborts.pool, self.control):
             pool.close()
 
 
-def new_server(address: Address, settings: ServerSettings, connect: Connector) -> Server:
-    """A server that nobody has talked to yet."""
+def new_server(address: Address, settings: ServerSettings, connect: Connector, roster: Roster | None = None) -> Server:
+    """Return a server that has not been asked anything yet. It adds itself to the roster while it is usable."""
 
     def pool(max_idle: int) -> Pool:
         return Pool(address, connect, max_idle=max_idle, idle_s=settings.idle, connect_s=settings.connect)
 
     headers = () if settings.api_key is None else (("authorization", f"Bearer {settings.api_key}"),)
     control = pool(_CONTROL_IDLE)
-    return Server(
+    server = Server(
         address=address,
         work=pool(settings.max_idle),
         aborts=AbortLane(pool(RESERVED), post_head(address, ABORT, headers=headers)),
@@ -142,4 +337,7 @@ def new_server(address: Address, settings: ServerSettings, connect: Connector) -
             trust_env=False,
         ),
         generate_head=post_head(address, GENERATE, headers=headers),
+        roster=roster or Roster(),
     )
+    server.roster.servers.append(server)
+    return server

@@ -7,11 +7,12 @@ from typing import Final
 
 import msgspec
 
+from .._core.server import Event, Told
 from .._http import Address, Connector, parse_url
 from .._util.threads import RunSync
 from ..errors import ServerError, SettingsError
 from ._calls import context_length, is_ready, model_info, on_each, workers
-from ._server import Server, new_server
+from ._server import Roster, Server, new_server
 from ._settings import ServerSettings
 from ._wire import ModelInfo
 
@@ -56,14 +57,14 @@ def proxy_of(settings: ServerSettings) -> Address | None:
     return address
 
 
-def servers_of(urls: Sequence[str], settings: ServerSettings, connect: Connector) -> Sequence[Server]:
-    """The servers behind these URLs; the same URL twice is one server."""
+def servers_of(urls: Sequence[str], settings: ServerSettings, connect: Connector, roster: Roster) -> Sequence[Server]:
+    """Return the servers behind these URLs; the same URL twice is one server."""
     if isinstance(urls, str):  # a string is a sequence of one-letter URLs
         raise SettingsError(f"urls: got the string {urls!r}, allowed: a sequence of URLs")
     addresses = {address.url: address for address in map(parse_url, urls)}
     if not addresses:
         raise SettingsError("open_sglang_servers: got no URL and no router, allowed: at least one of them")
-    return tuple(new_server(address, settings, connect) for address in addresses.values())
+    return tuple(new_server(address, settings, connect, roster) for address in addresses.values())
 
 
 async def meet(servers: Sequence[Server], settings: ServerSettings) -> Sequence[ModelInfo]:
@@ -80,7 +81,7 @@ async def meet(servers: Sequence[Server], settings: ServerSettings) -> Sequence[
     for server, info in outcome.answers.items():
         if not info.generates:
             raise ServerError(f"{server.url}: its model {info.model_path!r} does not generate (is_generation is false)")
-        server.naming.observe(info.weight_version)
+        server.tell(Told(Event.JOINED, name=info.weight_version))
     await _note_paused(servers, settings)
     return list(outcome.answers.values())
 
@@ -92,11 +93,11 @@ async def _note_paused(servers: Sequence[Server], settings: ServerSettings) -> N
         if ready:
             continue
         if settings.resume_at_start:
-            server.paused = True  # the probe resumes what nobody else is going to
+            server.tell(Told(Event.FOUND_PAUSED))  # the probe resumes it
             _log.warning("server %s is not ready, and is resumed", server.url)
         else:
-            server.lost = "it was not ready at the start: paused by another client, or by a run that was killed"
-            _log.warning("server %s gets no work until it is ready: %s", server.url, server.lost)
+            why = "it was not ready at the start: paused by another client, or by a run that was killed"
+            server.tell(Told(Event.NOT_READY, why=why))
 
 
 async def context_length_of(servers: Sequence[Server], settings: ServerSettings) -> int | None:

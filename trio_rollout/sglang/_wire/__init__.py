@@ -5,7 +5,6 @@ from .answer import decode_turn as decode_turn
 from .answer import says_abort as says_abort
 from .control import ABORT as ABORT
 from .control import CONTINUE as CONTINUE
-from .control import DEFAULT_VERSION as DEFAULT_VERSION
 from .control import FLUSH as FLUSH
 from .control import GENERATE as GENERATE
 from .control import LOADS as LOADS
@@ -22,7 +21,6 @@ from .control import decode_load as decode_load
 from .control import decode_model_info as decode_model_info
 from .control import decode_workers as decode_workers
 from .control import flushed as flushed
-from .control import number_of as number_of
 from .control import pause_body as pause_body
 from .errors import error_of as error_of
 from .errors import words_of as words_of
