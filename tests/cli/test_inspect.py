@@ -1,10 +1,14 @@
 """``trio-rollout inspect``."""
 
 import pytest
+import trio
 from click.testing import CliRunner
 
+from trio_rollout._core.ledger_events import RunIdentity, SampleKept
+from trio_rollout._core.values import GroupId, Prompt, Segment, Trajectory
 from trio_rollout.cli._entry import Commands
 from trio_rollout.cli._inspect import inspect
+from trio_rollout.ledger import open_ledger
 
 
 @pytest.fixture
@@ -63,6 +67,33 @@ def test_a_quarantined_group_is_shown_with_its_error_and_traceback(shown):
 
 def test_a_waiting_group_shows_its_messages(shown):
     assert shown("e")[1:] == ["--- prompt", "[user] hi"]
+
+
+async def _keep_samples(path):
+    async with open_ledger(path, keep_acked=True) as ledger:
+        await ledger.begin(RunIdentity(source="five prompts", samples_per_prompt=2))
+        row = Trajectory(
+            prompt=Prompt(id="e", text="hi"),
+            index=1,
+            segments=[
+                Segment(tokens=[1, 2], response_length=1, loss_mask=[1], log_probs=[-1], versions=[], text="hello")
+            ],
+            reward=0.5,
+        )
+        await ledger.record([SampleKept(id=GroupId(0, "e"), attempt=1, trajectory=row)])
+
+
+def test_a_waiting_group_shows_the_samples_that_are_finished(shown, results):
+    trio.run(_keep_samples, results)
+
+    assert shown("e") == [
+        "0/e waiting not tried yet 1 finished sample",
+        "--- prompt",
+        "[user] hi",
+        "--- rollout 1: completed, stop stop, 1 turn, reward 0.5",
+        "1 + 1 tokens, versions none",
+        "hello",
+    ]
 
 
 def test_groups_are_listed_by_state(shown):

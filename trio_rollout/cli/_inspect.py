@@ -19,7 +19,7 @@ from .._core.enums import Cause
 from .._core.lifecycle import State
 from .._core.values import Failure, Group, GroupId, Prompt, Segment, Trajectory
 from ..errors import LedgerError
-from ..ledger import GroupSummary, LedgerReader, read_ledger
+from ..ledger import GroupSamples, GroupSummary, LedgerReader, read_ledger
 from ._display import printable
 from ._outcome import quarantine_line
 
@@ -38,12 +38,12 @@ def inspect(directory: Path, group: str | None, state: tuple[str, ...]) -> None:
     """Show the states, causes, attempts, weight versions and rewards of the groups in a folder of results.
 
     With GROUP, an id such as "0/17" (epoch and prompt) or "17" (epoch 0), show the prompt and the trajectories of that
-    group as text.
+    group as text. A group that is waiting or quarantined has those of the samples that were finished.
     """
     with read_ledger(directory) as reader:
         if group is not None:
             summary = _find(reader, group)
-            for line in group_lines(summary, reader.group_by_id(summary.id)):
+            for line in group_lines(summary, reader.group_by_id(summary.id), reader.samples(summary.id)):
                 click.echo(printable(line))
         elif state:
             for summary in reader.summaries(*map(State, state)):
@@ -175,6 +175,8 @@ def tries(summary: GroupSummary) -> str:
 def summary_line(summary: GroupSummary) -> str:
     """Return a group as one line: id, state, attempts, cause, versions, rewards, last error."""
     parts = [str(summary.id), summary.state.value, tries(summary)]
+    if summary.kept:
+        parts.append(f"{summary.kept} finished samples" if summary.kept > 1 else "1 finished sample")
     if summary.cause is not None:
         parts.append(f"last cause {summary.cause.value}")
     if summary.reason is not None:
@@ -195,17 +197,17 @@ def reward_text(reward: float | Mapping[str, float] | None) -> str:
     return "none" if reward is None else f"{reward:g}"
 
 
-def group_lines(summary: GroupSummary, body: Group | Prompt | None) -> Iterator[str]:
-    """Yield the lines of a group; ``body`` is the one in the ledger."""
+def group_lines(summary: GroupSummary, body: Group | Prompt | None, samples: GroupSamples) -> Iterator[str]:
+    """Yield the lines of a group; ``body`` is the one in the ledger, ``samples`` are those beside the body."""
     yield summary_line(summary)
     if body is None:
         yield "(the space of this group has been reclaimed)"
         return
     yield "--- prompt"
     yield from _prompt(body.prompt if isinstance(body, Group) else body)
-    if isinstance(body, Group):
-        for trajectory in body.trajectories:
-            yield from _trajectory(trajectory)
+    trajectories = body.trajectories if isinstance(body, Group) else (*samples.kept, *samples.unscored)
+    for trajectory in sorted(trajectories, key=lambda row: row.index):
+        yield from _trajectory(trajectory)
     if summary.error is not None:
         yield from _failure(summary.error)
 
