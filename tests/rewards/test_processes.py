@@ -175,7 +175,7 @@ async def test_a_module_that_can_not_be_loaded_there_is_a_reward_error(
     opened: Opened, scorers: ModuleType, tmp_path: Path
 ):
     (tmp_path / "scorers_of_a_user.py").write_text("import no_such_module\n", encoding="utf-8")
-    with pytest.raises(RewardError, match="can't be loaded in a process of its own: ModuleNotFoundError"):
+    with pytest.raises(RewardError, match="can't be loaded in another process: ModuleNotFoundError"):
         async with opened(scorers.half) as reward:
             await reward(1)
 

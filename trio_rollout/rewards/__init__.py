@@ -1,4 +1,4 @@
-"""Stock scorers, and what makes a synchronous scorer async: threads, or processes that can be killed."""
+"""Stock scorers, and two ways to make a synchronous scorer async: threads, and processes that can be killed."""
 
 from .._util.threads import in_thread as in_thread
 from ._match import exact_match as exact_match

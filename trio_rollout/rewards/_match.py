@@ -11,7 +11,7 @@ from ..errors import RewardError
 
 
 async def exact_match(trajectory: Trajectory, /) -> float:
-    """1.0 if the response and the label are the same text, whitespace around them aside; else 0.0.
+    """Return 1.0 if the response and the label are the same text, without surrounding whitespace; else 0.0.
 
     A label that is no string counts as ``str(label)``. Does not block.
 
@@ -26,12 +26,12 @@ async def exact_match(trajectory: Trajectory, /) -> float:
 @final
 @attrs.frozen
 class RegexMatch:
-    """Made by ``regex_reward``."""
+    """A reward made by ``regex_reward``."""
 
     pattern: re.Pattern[str]
 
     async def __call__(self, trajectory: Trajectory, /) -> float:
-        """1.0 if the last match agrees with the label, or there is a match and no label; else 0.0.
+        """Return 1.0 if the last match equals the label, or there is a match and no label; else 0.0.
 
         Does not block, but searches on the loop: a pattern that backtracks for long stops everything.
         """
@@ -46,10 +46,10 @@ class RegexMatch:
 
 
 def regex_reward(pattern: str | re.Pattern[str]) -> RegexMatch:
-    r"""A reward that looks for an answer in the response, such as ``r"#### (-?\d+)"``.
+    r"""Return a reward that finds an answer in the response by a pattern, such as ``r"#### (-?\d+)"``.
 
-    The last match counts, since a model may repeat the form while it thinks. Its first group, or the whole match if the
-    pattern has no groups, is compared with the label, whitespace around both aside; a group that took no part in the match
+    The last match counts, because a model may repeat the form while it thinks. Its first group, or the whole match if the
+    pattern has no groups, is compared with the label, without surrounding whitespace; a group that took no part in the match
     is the empty text. Without a label any match is 1.0.
 
     Raises:

@@ -1,12 +1,20 @@
-"""Scorer processes that are kept between calls: owned by a context manager, killed and reaped when it is left.
+"""Scorer processes: a synchronous scorer made async by processes that can be killed.
 
-A synchronous scorer made async by a process a call: it needs no owner, because nothing outlives the call.
+There are two forms. ``in_process`` starts a process for each call and needs no owner, because nothing outlives the call.
+``open_scorer_processes`` owns processes and keeps them between calls. Both kill a process together with everything that it
+started, and reap it, before a cancelled call goes on. Neither uses ``multiprocessing`` or ``trio-parallel``: see
+docs/decisions/0006-scorer-processes-have-two-forms.md and docs/decisions/0039-scorer-processes-stay-our-own.md.
 """
 
+import contextlib
+import os
 import pickle
+import signal
+import subprocess  # ruff: ignore[suspicious-subprocess-import]  for PIPE
+import sys
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from typing import Generic, TypeVar, cast, final
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast, final
 
 import attrs
 import trio
@@ -14,19 +22,257 @@ import trio
 from .._core.checks import whole
 from .._util.threads import scorer_name
 from ..errors import RewardError
-from ._process import REAP_LIMIT, ScorerProcess, pickled_setup, start_scorer
+from ._worker import LENGTH
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+REAP_LIMIT = 5.0
+"""Seconds that a process may take to exit after SIGKILL. Longer means that the kernel holds it, for example at a dead disk."""
+
+_CHUNK = 1 << 16
+_WORKER = str(Path(__file__).with_name("_worker.py"))
+
+
+def pickled_setup(fn: Callable[[Any], object]) -> bytes:
+    """Return the first message for a scorer process: the function, and how to import it.
+
+    Raises:
+      RewardError: another process can't find the function by name.
+
+    """
+    try:
+        pickled = pickle.dumps(fn)
+    except Exception as error:
+        raise RewardError(
+            f"{fn!r} can't be sent to a process, because it must be importable by name (no lambda, no function inside a "
+            f"function): {error}"
+        ) from error
+    main_path = getattr(sys.modules["__main__"], "__file__", None) if b"__main__" in pickled else None
+    search = [entry or str(Path.cwd()) for entry in sys.path]
+    return pickle.dumps({"fn": pickled, "sys_path": search, "main_path": main_path and str(Path(main_path).absolute())})
+
+
+@final
+@attrs.frozen
+class Reply:
+    """A process's reply: a value, or the scorer's error as (type, message, traceback)."""
+
+    kind: str
+    content: Any
+
+    def unwrap(self, what: str = "the scorer raised") -> Any:
+        """Return the value.
+
+        Raises:
+          RewardError: in place of the scorer's error, with its traceback as a note.
+
+        """
+        if self.kind != "error":
+            return self.content
+        type_name, message, trace = self.content
+        error = RewardError(f"{what}: {type_name}: {message}")
+        error.add_note(f"In the scorer's process:\n{trace}")
+        raise error
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class ScorerProcess:
+    """A running process with a scorer in it. Its starter must ``end`` it."""
+
+    _process: trio.Process
+    _lifeline: int
+    """The end of a pipe that the process watches: the process dies when it is closed, also by the host's own death."""
+    _killed: bool = False
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def is_dead(self) -> bool:
+        """True once the process has ended, by itself or by ``kill``. Does not reap it: its group's id must not be reused yet."""
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return self._killed or os.waitid(os.P_PID, self.pid, options) is not None
+
+    async def load(self, setup: bytes) -> None:
+        """Load the scorer, before the first request. Cancelled or failed, no process is left.
+
+        Raises:
+          RewardError: the scorer can't be loaded there.
+
+        """
+        reply = await self.ask(setup)
+        if reply.kind == "error":
+            await self.end()
+        reply.unwrap("the scorer can't be loaded in another process")
+
+    async def ask(self, request: bytes) -> Reply:
+        """Send one pickled value and return the scorer's reply.
+
+        Blocks until the reply is there. Cancelled, or if the process dies, no process is left.
+
+        Raises:
+          RewardError: the process died.
+
+        """
+        try:
+            async with contextlib.AsyncExitStack() as on_failure:
+                on_failure.push_async_callback(self.end)
+                body = await self._exchanged(request)
+                on_failure.pop_all()
+        except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError) as error:
+            raise RewardError(
+                f"the scorer's process {self.pid} died while it was asked, exit status {self._process.returncode}"
+            ) from error
+        return Reply(*pickle.loads(body))
+
+    def kill(self) -> None:
+        """Kill the process with everything that it started; ``end`` must follow. May be repeated."""
+        if not self._killed:
+            self._killed = True
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            os.close(self._lifeline)
+
+    async def end(self) -> None:
+        """Kill the process with everything that it started, and reap it. Shielded, bounded by ``REAP_LIMIT``. May be repeated."""
+        self.kill()
+        with trio.move_on_after(REAP_LIMIT, shield=True):
+            await self._process.wait()
+            await trio.aclose_forcefully(self._stdin)
+            await trio.aclose_forcefully(self._stdout)
+
+    async def _exchanged(self, request: bytes) -> bytes:
+        await self._stdin.send_all(LENGTH.pack(len(request)) + request)
+        (length,) = LENGTH.unpack(await self._received(LENGTH.size))
+        return await self._received(length)
+
+    async def _received(self, length: int) -> bytes:
+        received = await self._chunk(length)
+        while len(received) < length:
+            received += await self._chunk(length - len(received))
+        return bytes(received)
+
+    async def _chunk(self, at_most: int) -> bytearray:
+        chunk = await self._stdout.receive_some(min(_CHUNK, at_most))
+        if not chunk:
+            raise EOFError
+        return bytearray(chunk)
+
+    @property
+    def _stdin(self) -> trio.abc.SendStream:
+        if self._process.stdin is None:
+            raise AssertionError("started without a pipe")
+        return self._process.stdin
+
+    @property
+    def _stdout(self) -> trio.abc.ReceiveStream:
+        if self._process.stdout is None:
+            raise AssertionError("started without a pipe")
+        return self._process.stdout
+
+
+async def start_scorer(setup: bytes) -> ScorerProcess:
+    """Start a process and load the scorer in it. The caller must ``end`` it.
+
+    Blocks until the scorer is loaded. Cancelled or failed, no process is left.
+
+    Raises:
+      RewardError: the process can't be started, or the scorer can't be loaded there.
+
+    """
+    # The name __mp_main__ would not do as a test: it exists in every program that has imported multiprocessing.
+    if getattr(sys.modules["__main__"], "__file__", None) == _WORKER:
+        raise RewardError(
+            "a scorer process is about to start scorer processes: guard what your script runs by "
+            "'if __name__ == \"__main__\":'"
+        )
+    worker = await _start_process()
+    await worker.load(setup)
+    return worker
+
+
+async def _start_process() -> ScorerProcess:
+    """Start it in a new session: a terminal's Ctrl-C reaches only the parent, and ``end`` reaches all children."""
+    lifeline, ours = os.pipe()
+    with contextlib.ExitStack() as always, contextlib.ExitStack() as on_failure:
+        always.callback(os.close, lifeline)
+        on_failure.callback(os.close, ours)
+        command = [sys.executable, _WORKER, str(lifeline)]
+        try:
+            process = await trio.lowlevel.open_process(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[lifeline],
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise RewardError(f"a scorer process can't be started: {error}") from error
+        on_failure.pop_all()
+    return ScorerProcess(process, ours)
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class InProcess(Generic[T, R]):
+    """An async scorer made by ``in_process``: call it like the function, with ``await``."""
+
+    _fn: Callable[[T], R]
+    workers: int = attrs.field(kw_only=True, validator=whole(1))
+    _setup: bytes = attrs.field(init=False)
+    _slots: trio.CapacityLimiter = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._setup = pickled_setup(self._fn)
+        self._slots = trio.CapacityLimiter(self.workers)
+
+    def __repr__(self) -> str:
+        return f"<in_process({scorer_name(self._fn)}): {self._slots.borrowed_tokens} of {self.workers} running>"
+
+    async def __call__(self, value: T, /) -> R:
+        """Run the function in a new process.
+
+        Blocks until one of ``workers`` slots is free and the function has returned. Cancelled, the process and everything that
+        it started are killed and reaped before Cancelled goes on.
+
+        Raises:
+          RewardError: the function raised, can't be loaded in another process, or its process died.
+
+        """
+        request = pickle.dumps(value)
+        async with self._slots, contextlib.AsyncExitStack() as stack:
+            worker = await start_scorer(self._setup)
+            stack.push_async_callback(worker.end)
+            reply = await worker.ask(request)
+        return cast(R, reply.unwrap())
+
+
+def in_process(fn: Callable[[T], R], *, workers: int = 2) -> InProcess[T, R]:
+    """Make a synchronous scorer async: at most ``workers`` calls at once, each in a new process.
+
+    A start costs some tenths of a second of processor time, including the imports of the scorer's module.
+    ``open_scorer_processes`` avoids that by keeping processes. The function must be importable by name; its argument and its
+    result are pickled. A script that defines it must guard what it runs by ``if __name__ == "__main__":``.
+
+    Raises:
+      RewardError: the function can't be sent to a process.
+      SettingsError: ``workers`` is out of its range.
+
+    """
+    return InProcess(fn, workers=workers)
 
 
 @final
 @attrs.define(eq=False, repr=False)
 class ScorerProcesses(Generic[T, R]):
-    """Made by ``open_scorer_processes``: call it like the function, with ``await``.
+    """An async scorer made by ``open_scorer_processes``: call it like the function, with ``await``.
 
-    Invariant: a process that has loaded its scorer is in ``_owned`` until it has been reaped; it is in ``_idle`` too while
-    nobody asks it. So ``_end`` finds them all.
+    Invariant: a process that has loaded its scorer is in ``_owned`` until it has been reaped, and in ``_idle`` as well while it
+    has no request. So ``_end`` finds all processes.
     """
 
     _fn: Callable[[T], R]
@@ -43,7 +289,7 @@ class ScorerProcesses(Generic[T, R]):
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The process ids of this moment."""
+        """The ids of the processes that are alive now."""
         return tuple(sorted(worker.pid for worker in self._owned if not worker.is_dead))
 
     def __repr__(self) -> str:
@@ -55,8 +301,8 @@ class ScorerProcesses(Generic[T, R]):
     async def __call__(self, value: T, /) -> R:
         """Run the function in one of the processes.
 
-        Blocks until one of them is free and the function has returned. Cancelled, that process and all that it started are
-        killed and reaped before Cancelled goes on; a later call starts another.
+        Blocks until a process is free and the function has returned. Cancelled, that process and everything that it started are
+        killed and reaped before Cancelled goes on; a later call starts another process.
 
         Raises:
           RewardError: the function raised, its process died, or the processes are closed.
@@ -65,15 +311,15 @@ class ScorerProcesses(Generic[T, R]):
         request = pickle.dumps(value)
         async with self._slots:
             worker = await self._idle_worker() or await self._started()
-            with ExitStack() as on_failure:
+            with contextlib.ExitStack() as on_failure:
                 on_failure.callback(self._owned.discard, worker)
-                reply = await worker.ask(request)  # unless it replies, it is gone
+                reply = await worker.ask(request)  # a process that does not reply is gone
                 on_failure.pop_all()
             self._idle.append(worker)
         return cast(R, reply.unwrap())
 
     async def _idle_worker(self) -> ScorerProcess | None:
-        """One that lives. Others were killed while nobody asked them, for want of memory: nothing of those is kept."""
+        """Return an idle process that is alive. Reap those that were killed while idle, for example for want of memory."""
         while self._idle:
             worker = self._idle.pop()
             if not worker.is_dead:
@@ -106,13 +352,13 @@ class ScorerProcesses(Generic[T, R]):
                 await self._owned.pop().end()
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def open_scorer_processes(fn: Callable[[T], R], *, workers: int = 2) -> AsyncGenerator[ScorerProcesses[T, R]]:
-    """A synchronous scorer as an async one: at most ``workers`` calls at once, in processes that are kept.
+    """Make a synchronous scorer async: at most ``workers`` calls at once, in processes that are kept between calls.
 
-    Entering blocks until the first process has loaded the scorer; the others are started when they are needed, and a killed
-    one is replaced then. Leaving kills and reaps all of them; a call that is still running gets a RewardError. What
-    ``in_process`` says about the function holds here too.
+    Entering blocks until the first process has loaded the scorer. The others are started when they are needed, and a killed
+    process is replaced then. Leaving kills and reaps all of them; a call that is still running gets a RewardError. The
+    conditions of ``in_process`` for the function hold here, too.
 
     Raises:
       RewardError: the function can't be sent to a process, or loaded there.
@@ -120,57 +366,7 @@ async def open_scorer_processes(fn: Callable[[T], R], *, workers: int = 2) -> As
 
     """
     processes = ScorerProcesses(fn, workers=workers)
-    async with AsyncExitStack() as stack:
+    async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(processes._end)
         processes._idle.append(await processes._started())
         yield processes
-
-
-@final
-@attrs.define(eq=False, repr=False)
-class InProcess(Generic[T, R]):
-    """Made by ``in_process``: call it like the function, with ``await``."""
-
-    _fn: Callable[[T], R]
-    workers: int = attrs.field(kw_only=True, validator=whole(1))
-    _setup: bytes = attrs.field(init=False)
-    _slots: trio.CapacityLimiter = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._setup = pickled_setup(self._fn)
-        self._slots = trio.CapacityLimiter(self.workers)
-
-    def __repr__(self) -> str:
-        return f"<in_process({scorer_name(self._fn)}): {self._slots.borrowed_tokens} of {self.workers} running>"
-
-    async def __call__(self, value: T, /) -> R:
-        """Run the function in a process of its own.
-
-        Blocks until one of ``workers`` slots is free and the function has returned. Cancelled, the process and all that it
-        started are killed and reaped before Cancelled goes on.
-
-        Raises:
-          RewardError: the function raised, can't be loaded in another process, or its process died.
-
-        """
-        request = pickle.dumps(value)
-        async with self._slots, AsyncExitStack() as stack:
-            worker = await start_scorer(self._setup)
-            stack.push_async_callback(worker.end)
-            reply = await worker.ask(request)
-        return cast(R, reply.unwrap())
-
-
-def in_process(fn: Callable[[T], R], *, workers: int = 2) -> InProcess[T, R]:
-    """A synchronous scorer as an async one: at most ``workers`` calls at once, each in a new process.
-
-    Starting one costs some tenths of a second of processor time, the imports of the scorer's module included. Where that
-    matters, ``open_scorer_processes`` keeps them. The function must be importable by name; what it is given and what it
-    returns is pickled. A script that defines it must guard what it runs by ``if __name__ == "__main__":``.
-
-    Raises:
-      RewardError: the function can't be sent to a process.
-      SettingsError: ``workers`` is out of its range.
-
-    """
-    return InProcess(fn, workers=workers)

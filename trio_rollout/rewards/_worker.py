@@ -1,8 +1,8 @@
-"""The program of a scorer process: run as a script by its path, knows only the standard library until a scorer comes.
+"""The program of a scorer process: run as a script by its path; imports only the standard library until a scorer comes.
 
 Messages are 8 bytes of length and a pickle. In: one setup, then one pickled value a call. Out: one ``("ready", None)``, then
 ``("value", result)`` or ``("error", (type, message, traceback))`` a call. End of input is the end of the process. The one
-argument is the reading end of a pipe that nobody writes to: when its other end is gone, so is the parent.
+argument is the reading end of a pipe without a writer: when its other end closes, the parent has gone.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ MAIN_ALIAS = "__mp_main__"  # multiprocessing's name for it: a script guarded fo
 
 
 def _die_with_parent(lifeline: int) -> None:
-    """Let the kernel end this process when the parent dies, whatever runs here then.
+    """Let the kernel end this process when the parent dies, also in the middle of native code.
 
     SIGIO's default action is to end the process. A thread that waits for the end of input would not do: a regular
     expression that backtracks holds the GIL for ever. PR_SET_PDEATHSIG would not either: it is about the parent's *thread*.
@@ -30,11 +30,11 @@ def _die_with_parent(lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([lifeline], [], [], 0.0)[0]:
-        sys.exit(1)  # it died before
+        sys.exit(1)  # the parent died before
 
 
 def _take_channels() -> tuple[BinaryIO, BinaryIO]:
-    """The pipes to the parent, moved out of reach of a scorer that prints or reads."""
+    """Return the pipes to the parent, moved out of reach of a scorer that prints or reads."""
     receive, send = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -63,7 +63,7 @@ def _described(error: BaseException) -> tuple[str, str, str]:
 
 
 def _load(setup: bytes) -> Callable[[Any], object]:
-    """The scorer. One that was defined in the parent's main script needs that script under another name."""
+    """Return the scorer. A scorer defined in the parent's main script needs that script under another name."""
     prepared = pickle.loads(setup)
     sys.path[:] = prepared["sys_path"]
     if prepared["main_path"] is not None:
