@@ -1,4 +1,4 @@
-"""A module with scorers that a scorer process can import, and values to score."""
+"""Fixtures: a module with scorers that a scorer process can import, and trajectories to score."""
 
 import importlib
 import sys
@@ -72,7 +72,7 @@ class Scale:
 
 @pytest.fixture
 def scorers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The module, importable here and in child processes by the path that they are given."""
+    """The module, importable here and in scorer processes."""
     (tmp_path / "scorers_of_a_user.py").write_text(SCORERS, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module("scorers_of_a_user")
@@ -81,7 +81,7 @@ def scorers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleT
 
 @pytest.fixture
 def respond() -> Callable[..., Trajectory]:
-    """Makes a trajectory with this response to a prompt with this label."""
+    """A function that makes a trajectory with a response and its prompt's label."""
 
     def made(text: str, *, label: object = None) -> Trajectory:
         row = Segment(tokens=[1], response_length=0, loss_mask=[], log_probs=[], versions=(), text=text)

@@ -1,4 +1,4 @@
-"""Cancelled at any step of starting, asking, and ending scorer processes, none of them is left (P2)."""
+"""Scorer processes that are cancelled at any step of their start, request and end: none is left (P2)."""
 
 import contextlib
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from trio_rollout.testing import Arm, Point, cancel_everywhere
 
 
 def children() -> set[str]:
-    """Every direct child, one that only has to be reaped included."""
+    """Return the ids of all direct children, zombies included."""
     found: set[str] = set()
     for thread in Path("/proc/self/task").iterdir():
         with contextlib.suppress(FileNotFoundError):  # a thread that ended while we looked
@@ -23,7 +23,7 @@ def children() -> set[str]:
 
 @pytest.fixture
 def no_child() -> Callable[[object, Point | None], None]:
-    """A check that no process is left but those that the session's fixtures had started before."""
+    """A check that no process is left, except those that the session's fixtures had started."""
     before = children()
 
     def check(_: object, point: Point | None) -> None:

@@ -1,4 +1,4 @@
-"""Scorers in threads: a bounded number at once, hung ones counted, too many refused."""
+"""Scorers in threads: a bounded number at once; hung threads are counted, and too many are an error."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from trio_rollout.rewards import in_thread
 
 @attrs.define(eq=False)
 class Doors:
-    """A scorer that tells when it has begun, and waits until it is let go."""
+    """A scorer that reports its start, and waits until the test lets it go."""
 
     begun: list[trio.Event] = attrs.field(factory=lambda: [trio.Event() for _ in range(5)])
     let_go: threading.Event = attrs.field(factory=threading.Event)
@@ -27,14 +27,14 @@ class Doors:
 
 @pytest.fixture
 async def doors() -> Iterator[Doors]:
-    """Whatever a test does, no thread stays."""
+    """A scorer whose threads end with the test."""
     doors = Doors()
     yield doors
     doors.let_go.set()
 
 
 async def hang(reward: Callable[[int], object], doors: Doors, number: int) -> None:
-    """A call that is cancelled once its thread is at work."""
+    """Make a call and cancel it once its thread runs."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reward, number)
         await doors.begun[number].wait()
@@ -42,7 +42,7 @@ async def hang(reward: Callable[[int], object], doors: Doors, number: int) -> No
 
 
 async def until_ended(reward: object) -> None:
-    """Hung threads end shortly after they are let go."""
+    """Wait until the hung threads have ended."""
     with trio.fail_after(60):
         while reward.hung:
             await trio.lowlevel.checkpoint()
@@ -106,7 +106,7 @@ async def test_too_many_hung_threads_are_an_error_until_some_have_ended(doors: D
 
 
 async def test_a_call_that_waited_for_a_slot_is_refused_too(doors: Doors):
-    """It would otherwise wait for threads that never end."""
+    """Else the call would wait for threads that never end."""
     reward = in_thread(doors, limit=1, max_hung=0)
     refused = trio.Event()
 

@@ -1,4 +1,4 @@
-"""Scorers in processes: what they return, how they fail, and that none of them is left, whatever happens."""
+"""Scorers in processes: their results, their failures, and that no process is left."""
 
 import os
 import signal
@@ -23,18 +23,18 @@ Opened: TypeAlias = Callable[..., AbstractAsyncContextManager[Callable[[Any], Aw
 
 @asynccontextmanager
 async def a_process_a_call(fn: Callable[[Any], Any], *, workers: int = 2) -> AsyncGenerator[Any]:
-    """``in_process`` with the shape of ``open_scorer_processes``."""
+    """Open ``in_process`` like ``open_scorer_processes``."""
     yield in_process(fn, workers=workers)
 
 
 @pytest.fixture(params=[a_process_a_call, open_scorer_processes], ids=["in_process", "open_scorer_processes"])
 def opened(request: pytest.FixtureRequest) -> Opened:
-    """Both forms: they behave alike."""
+    """Both forms, which behave alike."""
     return request.param
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is there and no zombie; a sandbox without an init never reaps orphans."""
+    """Return True if a process is alive; a zombie is not. A container without an init never reaps orphans."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -43,7 +43,7 @@ def runs(pid: int) -> bool:
 
 
 async def appeared(path: Path) -> str:
-    """What a scorer has written to a file, once it is there."""
+    """Return the content of a file that a scorer writes, once the file exists."""
     file = trio.Path(path)
     with trio.fail_after(60):
         while not await file.exists():
@@ -52,7 +52,7 @@ async def appeared(path: Path) -> str:
 
 
 async def until_gone(pid: int) -> None:
-    """SIGKILL has been sent; the kernel takes its time."""
+    """Wait until a process that was killed is dead."""
     with trio.fail_after(60):
         while runs(pid):
             await trio.sleep(0.005)
@@ -96,7 +96,7 @@ async def test_a_process_that_dies_is_a_reward_error_and_the_next_call_works(
 
 
 async def test_a_scorer_may_print_and_read(opened: Opened, scorers: ModuleType):
-    """Its output goes to standard error, its input is empty: the pipes to the parent are not in its reach."""
+    """A scorer's output goes to standard error, its input is empty: it can't reach the pipes to the parent."""
     async with opened(scorers.talk) as reward:
         assert await reward(0) == 1.0
 
@@ -113,7 +113,7 @@ async def test_large_values_pass(opened: Opened, scorers: ModuleType):
 
 
 async def test_a_scorer_that_never_returns_is_killed_and_the_others_do_not_notice(opened: Opened, scorers: ModuleType):
-    """F079: the hung call ends by its deadline, the other scores arrive, the loop stays quick, no child is left."""
+    """F079: the hung call ends at its deadline, the other scores arrive, and no process is left."""
     scores: list[float] = []
 
     async def score(reward: Callable[[Any], Awaitable[float]], number: int) -> None:
@@ -155,7 +155,7 @@ async def test_what_a_scorer_leaves_behind_dies_at_the_latest_when_the_processes
 
 
 class AsPrivate:
-    """Refuses to be pickled."""
+    """A scorer that can't be pickled."""
 
     def __reduce__(self) -> str:
         raise TypeError("a handle")
@@ -213,7 +213,7 @@ async def test_kept_processes_are_reused_and_replaced_when_they_have_died(scorer
 async def test_of_one_that_was_killed_while_idle_nothing_is_kept(
     scorers: ModuleType, respond: Callable[..., Trajectory]
 ):
-    """Else a machine that is short of memory costs the host three descriptors and a zombie each time."""
+    """Else each process that the system kills for want of memory would leave three descriptors and a zombie."""
 
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
@@ -307,7 +307,7 @@ if __name__ == "__main__":
 def test_a_scorer_may_be_defined_in_the_main_script_if_that_is_guarded(
     tmp_path: Path, program: str, out: str, err: str
 ):
-    """Without the guard the script would run once more in the process; it says so rather than going on for ever."""
+    """Without the guard the script would run again in the process, and again in its process; an error says so."""
     (tmp_path / "main.py").write_text(program, encoding="utf-8")
     answer = subprocess.run([sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert answer.stdout == out
@@ -325,7 +325,7 @@ trio.run(in_process(scorers_of_a_user.never_releases_the_gil), sys.argv[1])
 
 
 async def test_a_scorer_dies_with_its_parent(scorers: ModuleType, tmp_path: Path):
-    """Even if it never returns to Python, and although the parent had no time to kill it."""
+    """The process dies although it never returns to Python and its parent had no time to kill it."""
     (tmp_path / "main.py").write_text(ORPHAN, encoding="utf-8")
     parent = await trio.lowlevel.open_process([sys.executable, "main.py", str(tmp_path / "pid")], cwd=tmp_path)
     pid = int(await appeared(tmp_path / "pid.done"))

@@ -1,4 +1,4 @@
-"""Processes as the tests of the tools see them. Liveness treats zombies as dead: ``kill(pid, 0)`` succeeds on them."""
+"""Fixtures about processes. A zombie counts as dead, although ``kill(pid, 0)`` succeeds on it."""
 
 import os
 import select
@@ -13,7 +13,7 @@ from trio_rollout.tools import ExecLimits, open_rollout_tools, run_captured
 
 
 def state_of(pid):
-    """The process's state letter, "" if there is none."""
+    """Return the process's state letter, "" if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="latin-1").rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -21,7 +21,7 @@ def state_of(pid):
 
 
 def marked(host=None):
-    """Living processes that carry a host's marker (by default this test process's), wherever they have fled."""
+    """Return the living processes that carry a host's marker (by default this process's), also outside of their group."""
     marker = f"TRIO_ROLLOUT={host or os.getpid()}\0".encode()
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -34,7 +34,7 @@ def marked(host=None):
 
 
 def dies_soon(pid):
-    """Whether it is gone within 5 s: outside a rollout, what was killed may take its time to die."""
+    """Return True if the process dies within 5 s: outside a rollout, a killed process may take a moment."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -50,7 +50,7 @@ def _children():
 
 
 class Processes:
-    """What tests ask about processes."""
+    """Questions of tests about processes."""
 
     marked = marked_by = staticmethod(marked)
 
@@ -66,12 +66,12 @@ class Processes:
         self._before = _children()
 
     def children(self):
-        """Direct children of this process, zombies included; those of the session's fixtures do not count."""
+        """Return the number of direct children, zombies included, without those of the session's fixtures."""
         return len(_children() - self._before)
 
     @staticmethod
     async def wait_gone(pid):
-        """Until the process is dead (perhaps a zombie)."""
+        """Wait until the process is dead (it may be a zombie)."""
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -90,7 +90,7 @@ def processes():
 
 @pytest.fixture(autouse=True)  # ruff: ignore[pytest-fixture-autouse]  a leak in any test must fail that test
 def nothing_survives():
-    """Every test: no process that it started is left, not even one that fled its group."""
+    """Fail a test that leaves a process, also one that left its group."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         pytest.fail("SIGINT is ignored here: interrupts can't be tested")
     yield
@@ -102,7 +102,7 @@ def nothing_survives():
 
 @pytest.fixture(params=["unbound", "in_rollout"])
 def run(request):
-    """``run_captured``, once as a function of its own and once bound to a rollout."""
+    """``run_captured``, once outside a rollout and once bound to one."""
     if request.param == "unbound":
         return run_captured
 
@@ -114,7 +114,7 @@ def run(request):
 
 
 class Said:
-    """An ``on_chunk`` to wait on: what a command has written so far."""
+    """An ``on_chunk`` that collects a command's output, so that a test can wait for it."""
 
     def __init__(self):
         self.text = b""
@@ -131,7 +131,7 @@ class Said:
                 await self._more.wait()
 
     async def words(self, count):
-        """The first ``count`` words, complete ones only."""
+        """Return the first ``count`` words as numbers, once they are complete."""
         with trio.fail_after(120):
             while len(self.text.split(b"\n")) <= count:
                 await self._more.wait()

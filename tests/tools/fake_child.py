@@ -1,4 +1,4 @@
-"""A process that runs by script, for tests in virtual time: a real one and a clock that jumps don't go together."""
+"""A scripted process for tests in virtual time: a real process does not fit a clock that jumps."""
 
 import collections
 import signal
@@ -9,7 +9,7 @@ from trio_rollout.tools._commands.child import ExitStatus
 
 
 class FakeOutput(trio.abc.ReceiveStream):
-    """Output as the test says it."""
+    """Output that a test writes."""
 
     def __init__(self):
         self.chunks = collections.deque()
@@ -17,7 +17,7 @@ class FakeOutput(trio.abc.ReceiveStream):
         self._news = trio.Event()
 
     def put(self, chunk):
-        """``b""`` is the end."""
+        """Write a chunk; ``b""`` is the end."""
         self.chunks.append(chunk)
         self._news.set()
 
@@ -36,7 +36,7 @@ class FakeOutput(trio.abc.ReceiveStream):
 
 
 class FakeTerminal(trio.abc.SendStream):
-    """Takes input until it is told to hang up."""
+    """A terminal that takes input, unless it is ``full`` or ``broken``."""
 
     def __init__(self):
         self.written = b""
@@ -59,7 +59,7 @@ class FakeTerminal(trio.abc.SendStream):
 
 
 class FakeChild:
-    """Exits when the test says so, or by SIGKILL unless it is ``stubborn``."""
+    """A child that exits when a test says so, or by SIGKILL unless it is ``stubborn``."""
 
     def __init__(self, command, pid):
         self.command = command
@@ -96,7 +96,7 @@ class FakeChild:
         return self._status
 
     def signal_group(self, number):
-        assert not self.released, "signalled after its release: its id may be somebody else's"
+        assert not self.released, "signalled after its release: another process may have its id"
         self.signals.append(number)
         if number == signal.SIGKILL and not self.stubborn:
             self.exit(signal_number=9)
@@ -115,7 +115,7 @@ class FakeChild:
 
 
 class FakeBackend:
-    """Starts fake children; ``hold`` makes a start wait, ``error`` makes it fail."""
+    """A ``Spawn`` of fake children; ``hold`` makes a start wait, ``error`` makes it fail."""
 
     def __init__(self):
         self.children = []
@@ -135,7 +135,7 @@ class FakeBackend:
         return child
 
     async def child(self, number=0):
-        """The ``number``-th child, once it is started."""
+        """Return the ``number``-th child, once it is started."""
         with trio.fail_after(1000):
             while len(self.children) <= number:
                 await self._news.wait()

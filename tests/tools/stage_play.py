@@ -1,4 +1,4 @@
-"""A tool, hooks and a listener whose every stage can be held up, for the tests of dispatch."""
+"""A tool, hooks and a listener for the tests of dispatch, each stage of which can be held up."""
 
 import attrs
 import trio
@@ -8,7 +8,7 @@ from trio_rollout.tools import Continue, FunctionOutput, Tool, ToolCall, ToolNam
 
 @attrs.define(eq=False)
 class Gates:
-    """What holds up the stages: a stage waits for its event, if it has one."""
+    """The stages of a call; a stage that has an event waits for it."""
 
     ready: trio.Event | None = None
     start: trio.Event | None = None
@@ -38,7 +38,7 @@ class Gates:
 
 
 class PlayTool(Tool):
-    """Passes its stages and answers."""
+    """A tool that passes its stages and answers."""
 
     def __init__(self, gates=None, *, name="play", answer="ok", shares=True, namespace=None):
         self.name = ToolName(name, namespace)
@@ -59,7 +59,7 @@ class PlayTool(Tool):
 
 
 class Record:
-    """A listener that writes down what it is told."""
+    """A listener that records its calls."""
 
     def __init__(self, gates=None):
         self.gates = gates or Gates()
@@ -75,7 +75,7 @@ class Record:
 
 
 class PlayHooks:
-    """Hooks that decide as they are told."""
+    """Hooks with given decisions."""
 
     def __init__(self, gates=None, pre=None, post=None):
         self.gates = gates or Gates()
@@ -94,7 +94,7 @@ class PlayHooks:
 
 
 class Play:
-    """One runtime with one tool, and everything that happened."""
+    """One runtime with one tool, and a record of everything that happened."""
 
     def __init__(self, *, hold=(), hooks=True, answer="ok", tools=(), pre=None, post=None):
         self.gates = Gates.holding(*hold)

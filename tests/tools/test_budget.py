@@ -1,4 +1,4 @@
-"""How much time a tool gets: nested, and with a margin in which its result still counts."""
+"""The time of a tool: nested, and with a margin in which its result still counts."""
 
 import math
 
@@ -33,7 +33,7 @@ async def test_a_tool_gets_what_is_allowed_and_left(autojump_clock, asked, allow
 
 
 async def test_a_commands_time_is_cut_to_what_remains_of_the_rollout(autojump_clock):
-    """F037: it ends as an observation before the rollout's own deadline would cancel it, however slow its start was."""
+    """F037: a command ends as an observation before the rollout's deadline would cancel it, also after a slow start."""
     backend = FakeBackend()
     backend.hold = trio.Event()
     began = trio.current_time()

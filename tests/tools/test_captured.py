@@ -40,7 +40,7 @@ async def test_timeout_is_124_and_keeps_the_output(run, given_time):
 
 
 async def test_timeout_kills_grandchildren_that_hold_the_output(run, processes, given_time):
-    """F085: ``sh -c "(while …) | cat"`` must not keep the call."""
+    """F085: ``sh -c "(while …) | cat"`` must not delay the call."""
     started = time.monotonic()
     script = "sleep 600 & echo $!; (while true; do echo x; sleep 0.05; done) | cat"
     result = await given_time(lambda limit: run(sh(script), timeout=limit, limits=SLOW_DRAIN))
@@ -133,7 +133,7 @@ async def test_a_scope_that_is_already_cancelled_starts_nothing_that_stays(run):
 
 @pytest.mark.parametrize("ticks", range(12))
 async def test_cancelled_at_any_tick_of_its_start_nothing_is_left(run, ticks, processes):
-    """The call is cancelled ``ticks`` scheduler rounds after its start, whatever it is doing then."""
+    """The call is cancelled ``ticks`` scheduler rounds after its start."""
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
 
@@ -150,7 +150,7 @@ async def test_cancelled_at_any_tick_of_its_start_nothing_is_left(run, ticks, pr
 
 
 async def test_a_background_child_that_holds_the_output_is_killed_after_the_drain(run, processes):
-    """The prefix is kept, and the stream is not called complete."""
+    """The prefix is kept, and the stream is not complete."""
     started = time.monotonic()
     result = await run(sh("sleep 60 & echo $!; exit 0"), limits=FAST_DRAIN)
 
@@ -249,7 +249,7 @@ async def test_umask_descriptors_and_directory_are_explicit(run, tmp_path):
 
 
 async def test_signals_that_the_host_ignores_work_in_the_command_of_a_rollout():
-    """Unbound, an ignored SIGINT is inherited, as from any shell; inside a rollout it is reset."""
+    """Outside a rollout an ignored SIGINT is inherited, as from any shell; inside it is reset."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         async with open_rollout_tools() as tools:

@@ -1,4 +1,4 @@
-"""Inside a rollout nothing gets away: ``setsid``, double forks, forking while being killed, a dying keeper or host."""
+"""Inside a rollout no process escapes: by ``setsid``, a double fork, forking while it is killed, or the death of its keeper or host."""
 
 import ctypes
 import os
@@ -19,12 +19,12 @@ import os, sys, time
 read, write = os.pipe()
 os.write(write, b"." * 200)
 os.close(write)
-flee = sys.argv[1] == "flee"
+escape = sys.argv[1] == "escape"
 forks = 0
 while os.read(read, 1):
     if os.fork() == 0:
         forks = 0
-        if flee and os.getpid() % 2:
+        if escape and os.getpid() % 2:
             os.setsid()
     else:
         forks += 1
@@ -39,7 +39,7 @@ def sh(line):
 
 
 def start(nursery, tools, argv, said, **options):
-    """Run it in the background and let it go on; its scope is returned."""
+    """Run a command in the background and return its scope."""
     scope = trio.CancelScope()
 
     async def go():
@@ -68,8 +68,8 @@ async def test_an_escapee_that_holds_the_output_does_not_delay_a_timeout():
 
 
 async def test_an_unbound_command_may_leave_an_escapee_and_its_docstring_says_so(processes, tmp_path):
-    flee = "mkfifo f; setsid sh -c 'exec >/dev/null 2>&1; echo $$ > f; exec sleep 600' & read pid < f; echo $pid"
-    result = await run_captured(sh(flee), cwd=tmp_path)
+    escape = "mkfifo f; setsid sh -c 'exec >/dev/null 2>&1; echo $$ > f; exec sleep 600' & read pid < f; echo $pid"
+    result = await run_captured(sh(escape), cwd=tmp_path)
     pid = int(result.stdout)
     survived = processes.alive(pid)
     os.kill(pid, signal.SIGKILL)
@@ -79,10 +79,10 @@ async def test_an_unbound_command_may_leave_an_escapee_and_its_docstring_says_so
     assert "setsid" in run_captured.__doc__
 
 
-@pytest.mark.parametrize("flee", ["stay", "flee"])
-async def test_a_tree_of_200_that_forks_while_it_is_killed_ends(flee, said, processes):
+@pytest.mark.parametrize("escape", ["stay", "escape"])
+async def test_a_tree_of_200_that_forks_while_it_is_killed_ends(escape, said, processes):
     async with open_rollout_tools() as tools, trio.open_nursery() as nursery:
-        scope = start(nursery, tools, [sys.executable, "-c", TREE, flee], said)
+        scope = start(nursery, tools, [sys.executable, "-c", TREE, escape], said)
         await said.wait(b"growing")
         scope.cancel()
 
@@ -101,13 +101,13 @@ async def test_a_tree_of_200_in_its_group_ends_without_a_rollout_too(said, proce
             await run_captured([sys.executable, "-c", TREE, "stay"], on_chunk=said)
 
     assert scope.cancelled_caught
-    for pid in processes.marked():  # killed, but nobody here can wait for the orphans of another process
+    for pid in processes.marked():  # killed, but not our children: they can be watched, not waited for
         await processes.wait_gone(pid)
     assert processes.marked() == []
 
 
 async def test_kept_leftovers_live_until_the_rollout_ends_and_may_go_on_writing(processes):
-    """Their output is read and thrown away: they don't die of a closed pipe."""
+    """The output of leftovers is read and discarded: they don't die of a closed pipe."""
     script = "(while true; do echo more || exit; sleep 0.01; done) & echo $! >&2; exit 0"
     async with open_rollout_tools(limits=ExecLimits(io_drain=0.05)) as tools:
         result = await tools.run_captured(sh(script), leftovers=Leftovers.KEEP)
@@ -149,7 +149,7 @@ async def test_a_killed_supervisor_is_a_tool_error_for_what_comes_after():
 
 
 async def test_a_supervisor_that_dies_while_a_command_runs_leaves_the_command_contained(said, processes):
-    """Its keeper answers to the host itself."""
+    """The keeper still answers the host."""
     async with open_rollout_tools() as tools, trio.open_nursery() as nursery:
         scope = start(nursery, tools, sh("setsid sleep 600 & echo $!; wait"), said)
         (pid,) = await said.words(1)
@@ -189,8 +189,8 @@ async def test_when_the_host_is_killed_its_commands_die(processes):
         await processes.wait_gone(int(pid))
 
 
-async def test_the_host_adopts_nobody():
-    """The host process is no subreaper: an orphan of the host's own children is not its business."""
+async def test_the_host_adopts_no_process():
+    """The host is no subreaper: it does not adopt orphans of its other children."""
     async with open_rollout_tools() as tools:
         await tools.run_captured(["true"])
 

@@ -1,4 +1,4 @@
-"""Dispatch: one outcome a call, whatever arrives when. Virtual time: no process is involved."""
+"""Dispatch: one outcome a call, at every moment at which a cancellation may arrive. Virtual time, without processes."""
 
 import pytest
 import trio
@@ -25,7 +25,7 @@ DONE = ToolOutcome.COMPLETED
 
 
 async def cancel_at(play, stage, after=3.0):
-    """Run a call, cancel its turn ``after`` seconds into ``stage``; the result."""
+    """Run a call, cancel its turn ``after`` seconds into ``stage``, and return the result."""
     results = []
     async with trio.open_nursery() as nursery:
 
@@ -74,7 +74,7 @@ async def test_cancelled_in_the_readiness_wait_was_never_admitted(autojump_clock
 
 
 async def test_cancelled_in_the_gate_logs_dispatch_only_timing(autojump_clock):
-    """``cancellation_before_dispatch_admission_logs_dispatch_only_timing``"""
+    """Codex: ``cancellation_before_dispatch_admission_logs_dispatch_only_timing``."""
     holder = PlayTool(Gates.holding("handler"), name="holder", shares=False)
     play = Play(tools=[holder])
     async with trio.open_nursery() as nursery:
@@ -121,7 +121,7 @@ async def test_cancelled_in_the_post_hook_the_handlers_result_is_lost_but_record
 
 
 async def test_cancelled_after_the_claim_the_finished_result_is_returned(autojump_clock):
-    """``cancellation_after_handler_finishes_preserves_completed_lifecycle``"""
+    """Codex: ``cancellation_after_handler_finishes_preserves_completed_lifecycle``."""
     play = Play(hold=["finish"])
     result = await cancel_at(play, "finish")
 
@@ -177,7 +177,7 @@ async def test_a_handler_that_fails_while_it_is_cancelled_has_failed(autojump_cl
 
 
 class Nursery(PlayTool):
-    """Works in child tasks, which raise what it is told once they are cancelled or at once."""
+    """A tool that works in child tasks, which raise given errors at once or when they are cancelled."""
 
     def __init__(self, *errors, at_once):
         super().__init__(name="nursery")
@@ -412,7 +412,7 @@ async def test_cancelling_a_turn_aborts_both_its_calls_and_not_those_of_the_next
 
 
 async def test_each_call_of_a_turn_has_exactly_one_result_in_its_order(autojump_clock):
-    """F087: real, aborted and unsupported ones."""
+    """F087: finished, aborted and unsupported calls."""
     play = Play(tools=[PlayTool(name="other", answer="second", shares=False)])
     calls = [ToolCall(call_id=str(n), name=ToolName(name)) for n, name in enumerate(["play", "other", "none", "play"])]
     results = await play.runtime.call_all(calls, turn=play.turn)

@@ -21,7 +21,7 @@ NAMES = ("shared", "alone", "shared", "failing", "none", "alone")
 
 
 class Wandering(Tool):
-    """Takes a while at each stage, with checkpoints of its own."""
+    """A tool that takes a while at each stage, with several checkpoints."""
 
     def __init__(self, name, *, shares, error=None):
         self.name = ToolName(name)
@@ -41,7 +41,7 @@ class Wandering(Tool):
 
 @attrs.define
 class World:
-    """Everything that a run of the scenario was told."""
+    """Everything that listeners heard in one run of the scenario."""
 
     starts: list[str] = attrs.field(factory=list)
     finishes: list[tuple[str, object]] = attrs.field(factory=list)

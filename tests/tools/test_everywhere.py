@@ -22,14 +22,14 @@ HOW = [Inject.CANCEL, Inject.CANCEL_TWICE]
 
 @attrs.define
 class World:
-    """A backend whose processes live a little, and everything that was told of them."""
+    """A backend whose processes run for a moment, and the ends that were reported."""
 
     backend: FakeBackend = attrs.field(factory=FakeBackend)
     ends: list = attrs.field(factory=list)
     sessions: object = None
 
     async def live(self):
-        """Each process says something twice, and every third one exits by itself."""
+        """Let a process write twice, and every third one exit by itself."""
         number = 0
         async with trio.open_nursery() as nursery:
             while True:
@@ -54,7 +54,7 @@ class World:
 
 
 async def captured(arm):
-    """Three commands side by side, one of which runs into its limit, one of which is told to stop."""
+    """Three commands side by side: one reaches its limit, one is cancelled by its event."""
     world, cancel = World(), trio.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(world.live)
@@ -117,7 +117,7 @@ def test_sessions_leave_no_process_and_no_id_wherever_they_are_cancelled(policy)
 
 
 class Service:
-    """A provider that takes its time; a sandbox exists from the middle of its creation on."""
+    """A slow provider; a sandbox exists from the middle of its creation on."""
 
     def __init__(self):
         self.counts = SandboxCounts()

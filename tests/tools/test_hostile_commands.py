@@ -1,4 +1,4 @@
-"""Commands that turn on what contains them: they stop, kill and read their keeper and their supervisor, and don't get away."""
+"""Commands that attack their keeper and supervisor: they stop, kill and read them, and don't escape."""
 
 import errno
 import os
@@ -40,7 +40,7 @@ async def tools(processes):
         f"kill -STOP {KEEPER} {SUPERVISOR}; sleep 600",
         f"kill -STOP {SUPERVISOR}; kill -STOP {KEEPER}; setsid sleep 600 & sleep 600",
     ],
-    ids=["the keeper", "both", "both, and one flees"],
+    ids=["the keeper", "both", "both, and one escapes"],
 )
 async def test_a_command_that_stops_what_contains_it_runs_into_its_limit_and_is_dead_then(tools, processes, attack):
     result = await tools.run_captured(sh(attack), timeout=1.0)
@@ -75,7 +75,7 @@ HOSTILE = [
 
 
 async def hostile_rollout(draw, provider):
-    """Three hostile commands, captured, in a session and in a sandbox; often cancelled somewhere."""
+    """Run three hostile commands, captured, in a session and in a sandbox; often cancelled somewhere."""
     with trio.move_on_after(draw.choice([0.1, 0.5, 1.0, 60])):
         async with open_rollout_tools(limits=ExecLimits(teardown=60)) as tools:
             with suppress(ToolError):
@@ -113,7 +113,7 @@ async def test_a_stopped_supervisor_does_not_outlive_the_rollout(tools):
     await tools.run_captured(sh(f"kill -STOP {SUPERVISOR}"), timeout=60)
 
 
-async def test_a_killed_keeper_under_a_stopped_supervisor_leaves_nobody(tools, processes):
+async def test_a_killed_keeper_under_a_stopped_supervisor_leaves_no_process(tools, processes):
     attack = f"s={SUPERVISOR}; kill -STOP $s; setsid sleep 600 >/dev/null 2>&1 & kill -9 $PPID; sleep 600"
     with pytest.raises(SupervisorLost):
         await tools.run_captured(sh(attack), timeout=60)
@@ -134,7 +134,7 @@ async def test_a_command_that_kills_the_supervisor_is_contained_by_its_keeper(pr
     attack = f"setsid sleep 600 >/dev/null 2>&1 & echo $PPID; kill -9 {SUPERVISOR}; sleep 600"
 
     async def keeper(limit):
-        """The keeper of the attacker, if that came so far."""
+        """Return the id of the attacker's keeper, if the attack succeeded in time."""
         async with open_rollout_tools() as tools:
             result = await tools.run_captured(sh(attack), timeout=limit)
             assert (result.stop, result.unreaped, processes.marked()) == (StopKind.TIMED_OUT, False, [])
@@ -151,7 +151,7 @@ async def test_a_command_that_stops_itself_ends_at_its_limit(tools):
 
 
 async def test_a_start_can_be_cancelled_by_an_event_and_never_waits_for_ever():
-    """The supervisor is stopped each time it goes on, so that nothing can be started."""
+    """The supervisor is stopped each time it is continued, so that nothing can be started."""
     cancel = trio.Event()
     async with open_rollout_tools(limits=ExecLimits(teardown=3)) as tools, trio.open_nursery() as nursery:
         hold = "setsid sh -c 'while :; do kill -STOP $0; done' $s >/dev/null 2>&1 &"
@@ -167,7 +167,7 @@ async def test_a_start_can_be_cancelled_by_an_event_and_never_waits_for_ever():
     assert (result.stop, result.exit_code, result.stdout) == (StopKind.CANCELLED, 1, b"")
 
 
-async def test_a_start_that_takes_too_long_is_the_hosts_trouble(processes):
+async def test_a_start_that_takes_too_long_is_the_hosts_failure(processes):
     async with open_rollout_tools(limits=ExecLimits(start=1e-9)) as tools:
         with pytest.raises(SupervisorLost, match=r"true: not started within 1e-09 s"):
             await tools.run_captured(["true"], timeout=60)
@@ -197,11 +197,11 @@ async def test_a_keeper_holds_nothing_of_another_command(tools):
     assert theirs.stdout.count(b"socket:") == 1, "its own control socket"
 
 
-@pytest.mark.parametrize("trouble", [errno.EACCES, errno.EAGAIN, errno.ENOENT, errno.EPERM])
-async def test_a_supervisor_that_cannot_be_started_is_never_the_commands_fault(monkeypatch, trouble):
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EAGAIN, errno.ENOENT, errno.EPERM])
+async def test_a_supervisor_that_cannot_be_started_is_never_the_commands_fault(monkeypatch, code):
     async def fail(*_args, **_options):
         await trio.lowlevel.checkpoint()
-        raise OSError(trouble, os.strerror(trouble))
+        raise OSError(code, os.strerror(code))
 
     async with open_rollout_tools() as tools:
         monkeypatch.setattr(trio.lowlevel, "open_process", fail)
@@ -224,7 +224,7 @@ async def test_a_host_out_of_descriptors_is_not_the_commands_fault(processes):
         assert (await tools.run_captured(["true"])).exit_code == 0
 
 
-def test_a_keeper_that_cannot_be_forked_is_the_hosts_trouble_and_the_supervisor_goes_on(monkeypatch):
+def test_a_keeper_that_cannot_be_forked_is_the_hosts_failure_and_the_supervisor_goes_on(monkeypatch):
     def fail():
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 

@@ -1,4 +1,4 @@
-"""A proxy that hostile programs talk to: whatever one of them sends, its connection ends and the policy goes on."""
+"""Hostile requests to the proxy: each ends at most its own connection, and the policy goes on."""
 
 import base64
 
@@ -28,7 +28,7 @@ UNASKABLE = [
 
 
 class NoNames(trio.abc.HostnameResolver):
-    """A network in which no name exists; as strict about names as the real one."""
+    """A resolver that knows no name, and is as strict about names as the real one."""
 
     async def getaddrinfo(self, host, port, family=0, type=0, proto=0, flags=0):  # ruff: ignore[builtin-argument-shadowing]  the interface's name
         await trio.lowlevel.checkpoint()
@@ -39,7 +39,7 @@ class NoNames(trio.abc.HostnameResolver):
 
 
 async def ask(policy, head):
-    """One connection that sends ``head`` and closes its side; all that comes back."""
+    """Send ``head`` on a new connection, close its sending side, and return the answer."""
     async with await trio.open_tcp_stream("127.0.0.1", policy._port) as stream:
         answer = b""
         try:

@@ -1,4 +1,4 @@
-"""Tools inside an engine: which failures are observations, which requeue, and that nothing outlives its attempt."""
+"""Tools inside an engine: some failures are observations, others requeue, and no process outlives its attempt."""
 
 import math
 
@@ -24,7 +24,7 @@ def engine_of(generate, *, reward=None, **settings):
 
 
 class Wrapped:
-    """Local sandboxes, for a test that changes one thing about them."""
+    """Local sandboxes of which a test overrides one method."""
 
     def __init__(self, root):
         self.inner = LocalSandboxes(root)
@@ -107,16 +107,16 @@ async def test_a_cleanup_that_fails_changes_no_result(tmp_path):
         await provider.inner.destroy(name)
 
 
-@pytest.mark.parametrize("flee", ["", "setsid sleep 600 & "])
-async def test_a_cancelled_attempt_has_ended_its_processes_before_its_requeue_is_seen(processes, flee):
-    """F086: cancel during ``sleep 600``; the pid is gone before the next attempt begins, escapees too."""
+@pytest.mark.parametrize("escape", ["", "setsid sleep 600 & "])
+async def test_a_cancelled_attempt_has_ended_its_processes_before_its_requeue_is_seen(processes, escape):
+    """F086: cancelled during ``sleep 600``, the process is gone before the next attempt begins, also one that left its group."""
     alive_at_the_start = []
 
     async def generate(_prompt, rollout):
         alive_at_the_start.append(processes.marked())
         async with open_rollout_tools() as tools:  # which know no deadline, so that the attempt's own ends it
             if rollout.attempt == 1:
-                await tools.run_captured(["sh", "-c", f"{flee}exec sleep 600"], timeout=600)
+                await tools.run_captured(["sh", "-c", f"{escape}exec sleep 600"], timeout=600)
         return rollout.finish([await rollout.generate([1, 2])])
 
     async with engine_of(generate, deadlines=Deadlines(group=1.0, tool=None)) as engine:
@@ -142,7 +142,7 @@ async def test_leaving_the_engine_ends_the_tools_of_running_rollouts(processes):
     assert processes.marked() == []
 
 
-async def test_tools_that_nobody_uses_start_nothing(processes):
+async def test_unused_tools_start_nothing(processes):
     async def generate(_prompt, rollout):
         assert not rollout.tools._supervisor.started
         turn = await rollout.generate([1, 2])
@@ -157,7 +157,7 @@ async def test_tools_that_nobody_uses_start_nothing(processes):
 
 
 async def test_what_a_command_leaves_is_gone_when_its_generate_function_has_ended(processes):
-    """Kept leftovers and forgotten sessions end with the rollout, before its reward is asked for."""
+    """Kept leftovers and open sessions end with the rollout, before its reward is computed."""
 
     async def generate(_prompt, rollout):
         kept = ["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & echo up"]
@@ -178,7 +178,7 @@ async def test_what_a_command_leaves_is_gone_when_its_generate_function_has_ende
 
 
 async def chatty(run, **options):
-    """Speaks every 50 ms for half a second."""
+    """Run a command that writes every 50 ms for half a second."""
     return await run(["sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10; do echo $i; sleep 0.05; done"], **options)
 
 
@@ -197,13 +197,13 @@ async def in_a_session(tools):
 
 
 async def in_quiet_steps(tools):
-    """No output at all, but one command after the other."""
+    """Run one silent command after the other."""
     return sum([(await tools.run_captured(["sleep", "0.05"])).exit_code for _ in range(20)])
 
 
 @pytest.mark.parametrize("work", [in_tools, in_a_sandbox, in_a_session, in_quiet_steps])
 async def test_tool_output_is_progress(work):
-    """It all takes longer than ``no_progress``, and goes on for ever without a new token."""
+    """The work takes longer than ``no_progress``, without a new token."""
     limit = 3.0
 
     async def generate(_prompt, rollout):
@@ -234,7 +234,7 @@ async def test_a_silent_command_is_no_progress(processes):
 
 
 class Service:
-    """Sandboxes far away, in virtual time; what it is told to hang in never comes back."""
+    """A remote provider in virtual time, whose ``hangs`` operations never return."""
 
     def __init__(self, hangs):
         self.counts = SandboxCounts()
@@ -258,7 +258,7 @@ class Service:
 
 @pytest.mark.parametrize("hangs", [["destroy"], ["create"], ["create", "destroy"], ["exec", "destroy"]])
 async def test_leaving_an_engine_waits_no_longer_for_sandboxes_than_its_drain(autojump_clock, hangs):
-    """P9. By themselves they would have 120 s to be created, and 10 s to be destroyed."""
+    """P9: without the drain a sandbox would have 120 s to be created and 10 s to be destroyed."""
     service = Service(hangs)
 
     async def generate(_prompt, rollout):
@@ -275,7 +275,7 @@ async def test_leaving_an_engine_waits_no_longer_for_sandboxes_than_its_drain(au
     assert service.counts.leaked == ("destroy" in hangs)
 
 
-async def test_without_a_hurry_a_sandbox_has_all_the_time_of_its_settings(autojump_clock):
+async def test_without_a_cancellation_a_sandbox_has_all_the_time_of_its_settings(autojump_clock):
     service = Service([])
 
     async def slow(_name):
@@ -294,8 +294,8 @@ async def test_without_a_hurry_a_sandbox_has_all_the_time_of_its_settings(autoju
     assert (service.counts.destroyed, service.counts.leaked) == (1, 0)
 
 
-async def test_a_sandbox_that_was_used_for_long_has_its_whole_allowance_when_it_is_cancelled(autojump_clock):
-    """The allowance begins with the hurry, not with the sandbox."""
+async def test_a_sandbox_that_was_used_for_long_has_the_whole_cleanup_budget_when_it_is_cancelled(autojump_clock):
+    """The cleanup budget begins with the cancellation, not with the sandbox."""
     service = Service(["exec"])
 
     async def slow(_name):
@@ -314,7 +314,7 @@ async def test_a_sandbox_that_was_used_for_long_has_its_whole_allowance_when_it_
 
 
 async def test_a_rollouts_tools_are_made_when_first_asked_for_and_are_the_same_from_then_on(processes):
-    """One that runs no command pays for none; what it has started is dead when the generate function is over."""
+    """A rollout without commands makes no tools; processes are dead when the generate function has ended."""
     seen = []
 
     async def generate(_prompt, rollout):

@@ -1,4 +1,4 @@
-"""The network policy: a proxy with a list, which ends the session that asks for more and no other."""
+"""The network policy: a proxy with a list, which ends only the session that asks for another host."""
 
 import base64
 import sys
@@ -71,7 +71,7 @@ def test_what_is_no_request_to_a_proxy_is_refused(head):
 
 @pytest.fixture
 async def service(nursery):
-    """Something to reach: says hello to whoever connects and speaks HTTP; its port."""
+    """A server that answers each connection with hello; its port."""
 
     async def hello(stream):
         async with stream:
@@ -89,7 +89,7 @@ async def policy(service):
 
 
 async def say(policy, request, *, token=None):
-    """One request to the proxy, and everything it answers."""
+    """Send one request to the proxy and return its whole answer."""
     credentials = base64.b64encode(f"session:{token}".encode())
     async with await trio.open_tcp_stream("127.0.0.1", policy._port) as stream:
         await stream.send_all(request.replace(b"TOKEN", credentials))

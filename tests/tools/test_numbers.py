@@ -1,4 +1,4 @@
-"""Numbers that a model or a careless caller gives: refused before anything is started, and nothing else is disturbed."""
+"""Invalid numbers from a model or a caller: refused before anything is started, without effect on other calls."""
 
 import json
 import math
@@ -26,7 +26,7 @@ from .fake_child import FakeBackend
 
 @pytest.fixture
 async def ask():
-    """Ask a tool as a model does: its arguments are JSON, as Python reads it."""
+    """Call a tool as a model does: with arguments in JSON, as Python parses it."""
     async with open_rollout_tools() as tools, tools.open_sessions() as sessions:
         runtime = tools.runtime([ShellTool(tools.run_captured), ExecCommandTool(sessions), WriteStdinTool(sessions)])
 

@@ -1,4 +1,4 @@
-"""The ready-made tools: what the command did wrong is told to the model, what the host did wrong ends the rollout."""
+"""The ready-made tools: the model reads about failures of its commands; a failure of the host ends the rollout."""
 
 import errno
 
@@ -28,7 +28,7 @@ SHELL = ("sh", "-c")
 
 
 class Desk:
-    """A rollout's tools as a model uses them."""
+    """A rollout's tools, called as a model calls them."""
 
     def __init__(self, tools, sessions, hooks=None):
         self.turn = TurnCancellation()
@@ -90,7 +90,7 @@ async def test_what_is_wrong_with_a_call_is_told_to_the_model(desk, name, argume
     assert result.output.success is False
 
 
-async def test_a_host_in_trouble_is_not_the_models_fault():
+async def test_a_failure_of_the_host_is_not_the_models_fault():
     backend = FakeBackend()
     backend.error = SpawnError("fork: out of processes", errno=errno.EAGAIN)
     async with open_rollout_tools() as tools, open_exec_sessions(backend.spawn) as sessions:
@@ -128,7 +128,7 @@ async def test_a_cancelled_turn_ends_the_call_with_a_text_and_the_process_with_i
 
 
 async def test_one_command_has_one_check_before_and_one_after_it_has_ended():
-    """``write_stdin`` goes on with a command that was checked; a process that still runs has no result to check."""
+    """``write_stdin`` continues a command that was checked; a process that still runs has no result to check."""
     hooks = PlayHooks()
     async with open_rollout_tools() as tools, tools.open_sessions() as sessions:
         desk = Desk(tools, sessions, hooks)

@@ -1,4 +1,4 @@
-"""What a hostile command leaves in its sandbox's directory is removed: however deep, bounded in time, and nothing else."""
+"""A sandbox's directory is removed with everything that a hostile command left: at any depth, bounded in time, and no other file."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ DEEP = "import os\nfor _ in range({}):\n  os.mkdir('directory'); os.chdir('direc
 
 @pytest.fixture
 def room(tmp_path):
-    """A directory in memory, where there is one: a disk takes milliseconds for each directory that goes."""
+    """A directory in memory, if possible: a disk takes milliseconds to remove a directory."""
     memory = Path("/dev/shm")
     where = tempfile.mkdtemp(dir=memory if memory.is_dir() else tmp_path)
     yield Path(where)
@@ -35,7 +35,7 @@ def left(provider):
 
 
 def nest(directory, depth, name="directory"):
-    """Directories inside each other, with a file in each: by default too deep for any path."""
+    """Make nested directories with a file in each: with 1100 too deep for any path."""
     current = os.open(directory, os.O_RDONLY)
     for _ in range(depth):
         os.mkdir(name, dir_fd=current)
@@ -108,7 +108,7 @@ def test_one_thing_that_cannot_go_does_not_keep_the_rest(tmp_path, monkeypatch):
 
 
 def test_it_can_be_left_anywhere_and_the_last_file_goes_last(tmp_path):
-    """A sweep finds by its owner file what was left in the middle."""
+    """A sweep finds a half-removed directory by its owner file."""
     root = tmp_path / "root"
 
     def stop_after(count):
@@ -162,7 +162,7 @@ async def test_a_removal_ends_at_the_deadline_of_the_destruction_and_the_rest_is
 
 
 async def test_every_step_of_closing_is_done_although_one_fails(provider, monkeypatch):
-    """The lock goes with the sandbox: nobody else could ever sweep it."""
+    """The lock is released with the sandbox: else no sweep could remove the rest."""
     async with open_sandbox(provider, label="run1", settings=SandboxSettings(attempts=1)) as sandbox:
         await sandbox.exec(["true"])
         owner = provider._open[sandbox.name]._owner
@@ -196,7 +196,7 @@ async def test_a_sweep_goes_on_past_what_it_cannot_remove(provider, monkeypatch)
 
 
 def test_a_deep_path_costs_no_descriptors(room, processes):
-    """As deep as a path may be, at one descriptor a level, would be more than a host has to spare."""
+    """A path of the greatest depth, at one descriptor a level, would exceed the host's limit."""
     nest(room, 1100, "a")
     deep = "a/" * 1100 + "f"
     before = processes.descriptors()

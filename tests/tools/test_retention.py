@@ -1,4 +1,4 @@
-"""What is kept of the output: pure arithmetic."""
+"""The bytes that are kept of the output: pure arithmetic."""
 
 import pytest
 

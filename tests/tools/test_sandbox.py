@@ -1,4 +1,4 @@
-"""Sandboxes: whatever becomes of their creation, they are destroyed; a failed cleanup changes no result."""
+"""Sandboxes: each is destroyed, also if its creation failed; a failed cleanup changes no result."""
 
 import fcntl
 import os
@@ -41,7 +41,7 @@ def left(provider):
 
 
 class RemoteService:
-    """A provider far away: slow, and failing as it is told. Counts what it has."""
+    """A remote provider: slow, with given failures. ``alive`` has its sandboxes."""
 
     def __init__(self, nursery):
         self._nursery = nursery
@@ -92,7 +92,7 @@ async def remote(nursery):
 
 
 async def test_cancelled_while_it_is_created_it_is_still_destroyed(autojump_clock, remote):
-    """F089: the service answers after 500 ms, the cancel comes at 100 ms, and none is left."""
+    """F089: the service answers after 500 ms, the cancellation comes at 100 ms, and no sandbox is left."""
     remote.slow = 0.5
     with trio.move_on_after(0.1) as scope:
         async with open_sandbox(remote, settings=SETTINGS):
@@ -170,7 +170,7 @@ async def test_the_blocks_own_error_comes_out_as_itself(autojump_clock, remote):
 
 
 async def test_a_command_that_may_have_run_is_not_tried_again(autojump_clock, remote):
-    """F030: the server appends a line, then drops the socket: one line in the file, and infrastructure is to blame."""
+    """F030: the server appends a line, then drops the socket: one line in the file, and an infrastructure failure."""
     remote.exec_errors = [RuntimeError("the socket was dropped")]
     async with open_sandbox(remote, settings=SETTINGS) as sandbox:
         with pytest.raises(ToolError, match="may have run"):
@@ -347,7 +347,7 @@ async def test_a_root_that_is_open_to_others_is_refused(tmp_path):
 
 
 async def test_a_sweep_removes_what_died_with_its_host_and_nothing_else(provider):
-    """F090: after kill -9 and a restart with the same run label, the old ones go."""
+    """F090: after kill -9 and a restart with the same label, the old sandboxes are removed."""
     async with open_sandbox(provider, label="run1") as mine:
         dead = [provider.root / f"run1-dead{n}" for n in range(3)]
         other = provider.root / "run2-dead"
@@ -377,7 +377,7 @@ trio.run(main)
 
 
 async def test_kill_9_with_three_sandboxes_then_a_restart_leaves_none(provider, processes):
-    """F090: their processes die with the host, the directories go at the next start."""
+    """F090: the processes die with the host, and a sweep removes the directories."""
     host = await trio.lowlevel.open_process([sys.executable, "-c", HOST, str(provider.root)], stdout=subprocess.PIPE)
     try:
         with trio.fail_after(120):
@@ -397,7 +397,7 @@ async def test_kill_9_with_three_sandboxes_then_a_restart_leaves_none(provider, 
 
 
 async def test_the_lock_is_not_inherited_by_commands(provider):
-    """Else a leaked command would keep a dead host's sandbox from being swept."""
+    """Else a leaked command would keep a sweep from removing a dead host's sandbox."""
     async with open_sandbox(provider) as sandbox:
         await sandbox.start(["sleep", "600"])
         home = provider.root / sandbox.name

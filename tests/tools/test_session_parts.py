@@ -1,4 +1,4 @@
-"""The pure parts of exec sessions: ids, eviction, buffers, UTF-8, clamps, texts."""
+"""The pure parts of exec sessions: ids, eviction, buffers, limits of waits, texts."""
 
 import random
 
@@ -23,7 +23,7 @@ class Stored:
 
 
 def stored(count, **changes):
-    """``count`` entries, the oldest first; ``changes`` maps e1 to what is different about entry 1."""
+    """Return ``count`` sessions, the oldest first; ``changes`` maps e1 to the changed fields of session 1."""
     entries = [Stored(number, float(number)) for number in range(count)]
     for name, change in changes.items():
         for field, value in change.items():
@@ -46,7 +46,7 @@ SMALL = ExecLimits(max_processes=4, protected=2)
         (stored(4, e1={"ended": True, "busy": True}), None),  # it is about to go: no living one is sacrificed
     ],
 )
-def test_who_is_evicted(entries, expected):
+def test_the_session_that_is_evicted(entries, expected):
     chosen = evicted(entries, SMALL)
 
     assert (None if chosen is None else chosen.process_id) == expected
@@ -108,7 +108,7 @@ def test_head_and_tail_are_kept(limit, chunks, rendered):
 
 @given(st.integers(0, 40), st.lists(st.tuples(st.binary(max_size=30), st.booleans()), max_size=12))
 def test_however_it_is_chunked_and_drained_the_result_is_that_of_one_stream(limit, steps):
-    """``output_collection_stays_bounded_across_repeated_drains``, ``…preserves_omissions…``"""
+    """Codex: ``output_collection_stays_bounded_across_repeated_drains``, ``…preserves_omissions…``."""
     pending, gathered = HeadTailBuffer(limit), HeadTailBuffer(limit)
     for chunk, drain in steps:
         pending.append(chunk)

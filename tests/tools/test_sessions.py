@@ -29,7 +29,7 @@ KEEP = ExecLimits(on_turn_cancel=Leftovers.KEEP)
 
 @attrs.define(eq=False)
 class Stage:
-    """Sessions over scripted children, with the lowest free id for each; their ends; a policy that grants what is prepared."""
+    """Sessions over scripted children, each with the lowest free id; their ends; and a policy with prepared grants."""
 
     backend: FakeBackend = attrs.field(factory=FakeBackend)
     ends: list = attrs.field(factory=list)
@@ -50,7 +50,7 @@ class Stage:
         return self.prepared.pop()
 
     def prepare(self, **options):
-        """The grant of the next session, of sessions that are opened later."""
+        """Return the grant of the next session. Call this before ``open``."""
         self.prepared.append(NetworkGrant(**options))
         return self.prepared[-1]
 
@@ -62,7 +62,7 @@ class Stage:
         return end
 
     async def start(self, *, yield_time=0.25, **options):
-        """A session that is alive after its first response."""
+        """Start a session that is alive after its first response; return its id."""
         output = await self.sessions.exec_command(["play"], call_id="call", yield_time=yield_time, **options)
         assert output.alive
         return output.process_id
@@ -135,7 +135,7 @@ async def test_cancelled_while_it_is_started_nothing_is_left(autojump_clock, sta
         assert (stage.backend.children, stage.reserved()) == ([], set())
 
 
-async def test_cancelled_after_it_is_stored_it_is_kept_if_so_wished(autojump_clock, stage):
+async def test_cancelled_after_it_is_stored_it_can_be_kept(autojump_clock, stage):
     async with stage.open() as sessions:
         with trio.move_on_after(2):
             await sessions.exec_command(["play"], call_id="c")
@@ -164,7 +164,7 @@ async def test_what_a_cancelled_call_had_gathered_waits_for_the_next(autojump_cl
 
 
 async def test_cancelled_after_it_is_stored_it_dies_inside_rollouts(autojump_clock, stage):
-    """F086: dead before the call is left, which is the default."""
+    """F086: the process is dead before the cancelled call ends, by default."""
     async with stage.open(limits=ExecLimits()) as sessions:
         with trio.move_on_after(2):
             await sessions.exec_command(["play"], call_id="c")
@@ -266,7 +266,7 @@ async def test_terminate_is_confirmed_and_true_once(autojump_clock, stage):
 
 
 async def test_a_termination_that_is_not_confirmed_keeps_the_entry(autojump_clock, stage):
-    """``remote_terminate_confirmed_updates_state_on_success_only``"""
+    """Codex: ``remote_terminate_confirmed_updates_state_on_success_only``."""
     async with stage.open(limits=attrs.evolve(KEEP, teardown=1)) as sessions:
         process_id = await stage.start()
         child = await stage.backend.child()
@@ -291,7 +291,7 @@ async def test_terminating_the_initial_response_leaves_the_entry_to_it(autojump_
 
 
 async def test_the_flag_of_the_initial_response_is_read_after_the_kill(autojump_clock, stage):
-    """``terminating_initial_exec_command_rechecks_initial_response_state``"""
+    """Codex: ``terminating_initial_exec_command_rechecks_initial_response_state``."""
     async with stage.open() as sessions, trio.open_nursery() as nursery:
 
         @nursery.start_soon
@@ -314,7 +314,7 @@ async def test_the_flag_of_the_initial_response_is_read_after_the_kill(autojump_
 
 
 async def test_terminated_while_it_is_polled_the_poll_sees_an_exit(autojump_clock, stage):
-    """``terminating_during_stdin_poll_returns_exited_response``"""
+    """Codex: ``terminating_during_stdin_poll_returns_exited_response``."""
     async with stage.open() as sessions, trio.open_nursery() as nursery:
         process_id = await stage.start()
 
@@ -348,7 +348,7 @@ async def test_the_first_denial_ends_the_session_and_its_message_stays(autojump_
 
 @pytest.mark.parametrize(("after", "counts"), [(0.0, True), (0.01, True), (0.15, False)])
 async def test_a_denial_just_after_the_exit_still_counts(autojump_clock, stage, after, counts):
-    """``late_network_denial_grace_observes_cancellation_after_exit``, for the first response and for a poll."""
+    """Codex: ``late_network_denial_grace_observes_cancellation_after_exit``, for the first response and for a poll."""
     for polled in (False, True):
         denial, number = stage.prepare(), len(stage.backend.children)
         async with stage.open() as sessions, trio.open_nursery() as nursery:
@@ -375,7 +375,7 @@ async def test_a_denial_just_after_the_exit_still_counts(autojump_clock, stage, 
 
 
 async def test_a_denial_of_what_exits_at_once_is_told_by_the_call(autojump_clock, stage):
-    """``failed_initial_end_for_unstored_process_uses_fallback_output``"""
+    """Codex: ``failed_initial_end_for_unstored_process_uses_fallback_output``."""
     finished = []
     denial = stage.prepare(on_finish=lambda: finished.append(True))
     async with stage.open() as sessions, trio.open_nursery() as nursery:
@@ -393,7 +393,7 @@ async def test_a_denial_of_what_exits_at_once_is_told_by_the_call(autojump_clock
 
 
 async def test_the_end_of_a_stored_session_is_told_after_the_denials_grace(autojump_clock, stage):
-    """``exit_watcher_waits_for_late_network_denial_before_classifying_end``"""
+    """Codex: ``exit_watcher_waits_for_late_network_denial_before_classifying_end``."""
     denial = stage.prepare()
     async with stage.open():
         await stage.start()
@@ -409,7 +409,7 @@ async def test_the_end_of_a_stored_session_is_told_after_the_denials_grace(autoj
 
 @pytest.mark.parametrize(("closes", "after"), [(True, 0.0), (False, 0.1)])
 async def test_the_end_waits_for_the_output_or_100_ms(autojump_clock, stage, closes, after):
-    """``streaming_output_finishes_on_close_without_waiting_for_grace``, ``…keeps_grace_as_fallback_without_close``"""
+    """Codex: ``streaming_output_finishes_on_close_without_waiting_for_grace``, ``…keeps_grace_as_fallback_without_close``."""
     told = []
     async with stage.open(on_end=lambda _: told.append(trio.current_time())):
         await stage.start()
@@ -521,7 +521,7 @@ async def test_a_bug_in_one_session_does_not_end_the_others(autojump_clock, stag
         assert (await sessions.poll(healthy)).alive
 
 
-async def test_leaving_kills_and_buries_all_and_refuses_new_calls(autojump_clock, stage):
+async def test_leaving_kills_and_reaps_all_and_refuses_new_calls(autojump_clock, stage):
     async with stage.open() as sessions:
         for _ in range(3):
             await stage.start()

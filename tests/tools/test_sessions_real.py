@@ -1,4 +1,4 @@
-"""Exec sessions with real processes: pipes, a real terminal, grandchildren, and nothing left at the end."""
+"""Exec sessions with real processes: pipes, a real terminal, grandchildren, and no process left at the end."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ async def sessions():
 
 
 async def start(sessions, argv, *, until=b"ready", **options):
-    """Start it and poll until it has said so: its id, and all it has said."""
+    """Start a session and poll until it has written ``until``; return its id and its output."""
     output = await sessions.exec_command(argv, call_id="call", yield_time=0.01, **options)
     said = output.output
     with trio.fail_after(120):
@@ -46,7 +46,7 @@ async def start(sessions, argv, *, until=b"ready", **options):
 
 
 async def finish(sessions, process_id):
-    """Poll until it has ended: its exit code, and all it has said."""
+    """Poll until the session has ended; return its exit code and its output."""
     said = b""
     with trio.fail_after(120):
         while True:
@@ -57,7 +57,7 @@ async def finish(sessions, process_id):
 
 
 async def test_a_short_yield_has_an_id_and_a_later_poll_the_rest(sessions):
-    """``unified_exec_timeouts``, ``completed_pipe_commands_preserve_exit_code``"""
+    """Codex: ``unified_exec_timeouts``, ``completed_pipe_commands_preserve_exit_code``."""
     process_id, said = await start(sessions, sh("echo ready; sleep 0.3; echo done; exit 17"))
 
     assert said == b"ready\n"
@@ -67,7 +67,7 @@ async def test_a_short_yield_has_an_id_and_a_later_poll_the_rest(sessions):
 
 
 async def test_what_exits_at_once_is_never_stored_and_answers_at_once(sessions):
-    """``unified_exec_respects_early_exit_notifications``"""
+    """Codex: ``unified_exec_respects_early_exit_notifications``."""
     began = time.monotonic()
     output = await sessions.exec_command(sh("echo quick; exit 4"), call_id="c", yield_time=30)
 
@@ -77,7 +77,7 @@ async def test_what_exits_at_once_is_never_stored_and_answers_at_once(sessions):
 
 
 async def test_sessions_keep_their_state_and_are_isolated(sessions):
-    """``unified_exec_persists_across_requests``, ``multi_unified_exec_sessions``"""
+    """Codex: ``unified_exec_persists_across_requests``, ``multi_unified_exec_sessions``."""
     first, _ = await start(sessions, ["sh"], tty=True, until=b"")
     second, _ = await start(sessions, ["sh"], tty=True, until=b"")
     await sessions.write_stdin(first, "X=one\n")
@@ -105,7 +105,7 @@ async def test_cancelled_before_it_is_stored_the_process_is_dead(processes):
 
 
 async def test_cancelled_after_it_is_stored_it_can_be_kept_and_dies_with_the_block(processes):
-    """``unified_exec_interrupt_preserves_long_running_session``"""
+    """Codex: ``unified_exec_interrupt_preserves_long_running_session``."""
     async with quick(on_turn_cancel=Leftovers.KEEP) as sessions:
         process_id, said = await start(sessions, sh("echo $$ ready; exec sleep 600"))
         with trio.move_on_after(0.1):
@@ -126,7 +126,7 @@ async def test_by_default_it_dies_with_its_call(processes):
 
 
 async def test_an_interrupt_reaches_the_trap_and_its_own_exit_code(sessions):
-    """``write_stdin_ctrl_c_interrupts_non_tty_session``"""
+    """Codex: ``write_stdin_ctrl_c_interrupts_non_tty_session``."""
     script = "trap 'echo trapped; exit 42' INT; echo ready; while true; do sleep 0.05; done"
     process_id, _ = await start(sessions, sh(script))
     output = await sessions.write_stdin(process_id, "\x03", yield_time=5)
@@ -135,7 +135,7 @@ async def test_an_interrupt_reaches_the_trap_and_its_own_exit_code(sessions):
 
 
 async def test_an_interrupt_without_a_trap_is_130(sessions):
-    """``write_stdin_default_interrupt_reports_130``"""
+    """Codex: ``write_stdin_default_interrupt_reports_130``."""
     process_id, _ = await start(sessions, sh("echo ready; exec sleep 600"))
 
     assert (await sessions.write_stdin(process_id, "\x03", yield_time=5)).exit_code == 130
@@ -149,7 +149,7 @@ async def test_a_program_that_ignores_the_interrupt_stays_stored(sessions):
 
 
 async def test_a_pipe_session_takes_no_other_input_and_is_no_terminal(sessions):
-    """``unified_exec_defaults_to_pipe``"""
+    """Codex: ``unified_exec_defaults_to_pipe``."""
     process_id, _ = await start(sessions, sh("test -t 0 || echo ready; sleep 600"))
     with pytest.raises(StdinClosed):
         await sessions.write_stdin(process_id, "hello\n")
@@ -164,7 +164,7 @@ async def test_both_outputs_come_in_the_order_in_which_they_were_written(session
 
 
 async def test_a_terminal_is_one_with_its_size_and_echo(sessions):
-    """``unified_exec_can_enable_tty``"""
+    """Codex: ``unified_exec_can_enable_tty``."""
     script = (
         "import os, sys; print(sys.stdin.isatty(), sys.stderr.isatty(), os.get_terminal_size(), flush=True); input()"
     )
@@ -176,7 +176,7 @@ async def test_a_terminal_is_one_with_its_size_and_echo(sessions):
 
 
 async def test_cat_echoes_and_the_end_of_input_ends_it(sessions):
-    """``write_stdin_returns_exit_metadata_and_clears_session``"""
+    """Codex: ``write_stdin_returns_exit_metadata_and_clears_session``."""
     process_id, _ = await start(sessions, ["cat"], tty=True, until=b"")
     said = (await sessions.write_stdin(process_id, "abc\n", yield_time=0.1)).output
     output = await sessions.write_stdin(process_id, "\x04", yield_time=5)
@@ -189,7 +189,7 @@ async def test_cat_echoes_and_the_end_of_input_ends_it(sessions):
     "program", [["cat"], [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]]
 )
 async def test_ctrl_c_in_a_terminal_interrupts_whatever_runs_there(sessions, program):
-    """Needs a controlling terminal, which neither dash nor Python opens by itself."""
+    """This needs a controlling terminal, which neither dash nor Python opens by itself."""
     process_id, _ = await start(sessions, program, tty=True, until=b"up" if len(program) > 1 else b"")
     output = await sessions.write_stdin(process_id, "\x03", yield_time=5)
 
@@ -208,7 +208,7 @@ async def test_a_shell_in_a_terminal_has_job_control(sessions):
 
 
 async def until(sessions, process_id, what, *, typing):
-    """Write, and poll until the session has said ``what``; all that it said (its echo of what is typed too)."""
+    """Write, and poll until the session has written ``what``; return all output, with the echo of the input."""
     said = (await sessions.write_stdin(process_id, typing)).output
     with trio.fail_after(120):
         while what not in said:
@@ -271,7 +271,7 @@ async def test_no_byte_is_lost_or_doubled_across_polls(sessions):
 
 
 @pytest.mark.parametrize("tty", [False, True])
-async def test_a_chatty_process_is_not_held_up_when_nobody_polls(sessions, tty, tmp_path):
+async def test_a_chatty_process_is_not_held_up_while_no_call_polls(sessions, tty, tmp_path):
     script = f"import sys; sys.stdout.write('x' * 3000000); open({str(tmp_path / 'done')!r}, 'w')"
     output = await sessions.exec_command([sys.executable, "-c", script], call_id="c", tty=tty, yield_time=0.01)
     said = output.output.count(b"x") + output.omitted_bytes
@@ -310,7 +310,7 @@ async def test_leaving_by_a_cancellation_kills_and_reaps_too(processes):
 
 
 @pytest.mark.parametrize(("ends", "limit", "code"), [("exec sleep 600", 0.5, 124), ("exit 3", 60, 3)])
-async def test_one_shot_mode_leaves_nobody_however_it_ended(sessions, processes, ends, limit, code):
+async def test_one_shot_mode_leaves_no_process(sessions, processes, ends, limit, code):
     output = await sessions.exec_to_completion(
         sh(f"setsid sleep 600 >/dev/null 2>&1 & {ends}"), call_id="c", timeout=limit
     )

@@ -1,6 +1,6 @@
-"""1,000 rollouts of an engine, 64 at a time, three commands each that end in every way there is: nothing stays.
+"""1,000 rollouts of an engine, 64 at a time, with three commands each that end in every possible way.
 
-Neither a process nor a descriptor nor a thread, and memory is flat.
+No process, descriptor or thread is left, and memory is flat.
 """
 
 import os
@@ -22,7 +22,7 @@ SCRIPTS = {
     "clean": "echo done",
     "noisy": "head -c 200000 /dev/zero | tr '\\0' x",
     "holds the output": "sleep 600 & echo done",
-    "flees": "setsid sleep 600 & exec sleep 600",
+    "escapes": "setsid sleep 600 & exec sleep 600",
     "ignores SIGTERM": "trap '' TERM; (trap '' TERM; sleep 600) & sleep 600; sleep 600",
     "kills itself": "sleep 600 & kill -9 $$",
     "forks on": "for i in 1 2 3 4 5 6 7 8; do (sleep 600 &) ; done; exec sleep 600",
@@ -33,7 +33,7 @@ ENDS = ("by itself", "timeout", "event", "scope")
 
 @attrs.define
 class Count:
-    """How commands ended, and how much memory the host had on the way."""
+    """Counts of the ends of commands, and samples of the host's memory."""
 
     ends: Counter = attrs.field(factory=Counter)
     memory: list = attrs.field(factory=list)
@@ -76,7 +76,7 @@ async def one_command(tools, draw, count):
 
 
 class Commands:
-    """A generate function: three commands, then a turn. Some rollouts are cancelled, some fail and take their siblings along."""
+    """A generate function: three commands, then a turn. Some rollouts are cancelled, some fail."""
 
     def __init__(self, count):
         self.count = count
@@ -99,7 +99,7 @@ class Commands:
 
 
 async def run_rollouts(rollouts, at_a_time, *, samples=4):
-    """Through an engine, with weight updates that abort and requeue whatever runs, commands and all."""
+    """Run rollouts through an engine, with weight updates that abort and requeue them and their commands."""
     count, version = Count(), 0
     servers = FakeServers(plan=lambda *_: Say(seconds=0.05))
     async with open_rollout_engine(
@@ -125,7 +125,7 @@ async def run_rollouts(rollouts, at_a_time, *, samples=4):
 
 
 def require_nothing_left(processes, before, count):
-    """Memory is flat: the end within 20 MB or 5 % of what it was after a fifth of the run."""
+    """Check that memory is flat: at the end within 20 MB or 5 % of its size after a fifth of the run."""
     assert processes.marked() == []
     assert (processes.children(), processes.descriptors()) == (0, before)
     assert [thread.name for thread in threading.enumerate() if not thread.daemon] == [threading.main_thread().name]

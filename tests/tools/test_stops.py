@@ -1,4 +1,4 @@
-"""Which stop a captured command met, when several are due at once. By script and in virtual time."""
+"""The stop that a captured command met, if several are due at once. Scripted, in virtual time."""
 
 import signal
 
@@ -93,7 +93,7 @@ async def test_both_streams_share_one_drain_and_keep_what_they_had(autojump_cloc
 
 
 async def test_what_does_not_die_is_reported_and_the_call_returns(autojump_clock, backend):
-    """F088: an unkillable process is a record, not a hang."""
+    """F088: an unkillable process is reported, and the call does not hang."""
 
     async def act(child):
         child.stubborn = True

@@ -1,4 +1,4 @@
-"""Whoever watches tools: is told of progress without end, and changes nothing by failing."""
+"""Callbacks of tools: ``on_output`` reports progress without a limit, and an error in a callback changes nothing."""
 
 import pytest
 import trio
@@ -15,7 +15,7 @@ FEW = ExecLimits(max_deltas=2)
 
 @pytest.fixture
 async def told(tmp_path):
-    """Tools that pass on two pieces of output, and how often they have told of any."""
+    """Tools that pass on two chunks of output, and the calls of their ``on_output``."""
     calls = []
     async with open_rollout_tools(limits=FEW, on_output=lambda: calls.append(trio.current_time())) as tools:
         yield tools, calls, LocalSandboxes(tmp_path / "boxes", limits=FEW)
@@ -29,7 +29,7 @@ async def test_a_command_that_goes_on_talking_makes_progress_beyond_its_last_eve
     assert (len(passed_on), len(calls) > 4) == (2, True)
 
 
-async def test_so_does_one_in_a_sandbox(told):
+async def test_a_command_in_a_sandbox_makes_progress_too(told):
     tools, calls, provider = told
     async with tools.open_sandbox(provider) as sandbox:
         await sandbox.exec(TALK)
@@ -37,7 +37,7 @@ async def test_so_does_one_in_a_sandbox(told):
     assert len(calls) > 4
 
 
-async def test_and_a_session(told):
+async def test_a_session_makes_progress_too(told):
     tools, calls, provider = told
     async with tools.open_sessions() as sessions:
         await sessions.exec_command(TALK, call_id="c")
