@@ -10,7 +10,7 @@ STARTING = 3  # checkpoints that the service takes to start
 
 
 async def run(cancel_after):
-    """Cancel everything ``cancel_after`` checkpoints after the service began to start; what happened, in order."""
+    """Cancel everything ``cancel_after`` checkpoints after the service began to start; return the events in order."""
     log, outer = [], trio.CancelScope()
 
     async def serve(*, task_status):
@@ -44,13 +44,13 @@ async def run(cancel_after):
 
 @pytest.mark.parametrize("cancel_after", range(STARTING + 4))
 async def test_a_service_that_has_started_outlives_its_body_whenever_it_is_cancelled(cancel_after):
-    """Also in the tick between its start and the body's: several orders of the tasks are tried."""
+    """Also in the tick between the service's start and the body's: several orders of the tasks are tried."""
     for _ in range(30):
         assert await run(cancel_after) in (["service"], ["body", "leave", "service"])
 
 
 async def test_a_body_that_was_only_cancelled_adds_nothing_to_the_service_s_failure():
-    """Also when a nursery of the body's own has put its Cancelled into groups."""
+    """Also when a nursery inside the body has put the Cancelled into groups."""
 
     async def serve(*, task_status):
         task_status.started()

@@ -5,8 +5,8 @@ from functools import partial
 
 import trio
 
-from trio_rollout._util.threads import run_in_thread, run_inline
-from trio_rollout.testing import sim_run
+from trio_rollout._util.threads import run_in_thread
+from trio_rollout.testing import run_inline, sim_run
 
 
 async def test_a_function_runs_in_another_thread_and_its_result_comes_back():
@@ -26,7 +26,7 @@ async def test_cancelled_before_it_starts_it_never_runs():
 
 
 async def test_cancelled_later_its_result_is_still_returned():
-    """The thread is waited for, so that nothing goes on behind the caller's back."""
+    """The thread is waited for, so that nothing runs on after the call."""
     begun, go_on = trio.Event(), threading.Event()
     token = trio.lowlevel.current_trio_token()
 

@@ -1,4 +1,4 @@
-"""The quick answers to whether anything may start or be pulled: they may only say no where the rule says no."""
+"""The quick answers of admission: they may only say no where the rule says no."""
 
 import attrs
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Copies of values that skip what was checked already, and nothing else."""
+"""Copies of values skip the checks that were made already, and nothing else."""
 
 import attrs
 import pytest
@@ -15,7 +15,7 @@ def _doubled(value):
 
 @attrs.frozen(kw_only=True)
 class Derived(Trajectory):
-    """A user's: one field is made of another, one is converted, one is set later or never."""
+    """A user's class: one field is made of another, one is converted, one is set later or never."""
 
     reward: float | None = attrs.field(default=None, converter=_doubled)
     twice: float | None = attrs.field(init=False)

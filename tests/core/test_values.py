@@ -1,4 +1,4 @@
-"""Values refuse what would be found out too late: wrong lengths, wrong ids, several inputs."""
+"""Values refuse mistakes that would show too late: wrong lengths, wrong ids, several inputs."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""What the engine's tests share: one open engine over fake servers, in virtual time."""
+"""Helpers of the engine's tests: one open engine over fake servers, in virtual time."""
 
 import inspect
 import random
@@ -11,7 +11,7 @@ import pytest
 
 from trio_rollout import Deadlines, EngineSettings, Ports, Retry, SamplingParams, SingleTurn, open_rollout_engine
 from trio_rollout.sources import IterableSource
-from trio_rollout.testing import FakeServers, prompts, sim_run
+from trio_rollout.testing import FakeServers, is_conserved, prompts, sim_run
 
 QUICK = Retry(backoff_base=0.01, backoff_max=0.1)
 
@@ -22,7 +22,7 @@ async def one(trajectory):
 
 
 def settings(**changes):
-    """Two samples a prompt, four rollouts at once, quick retries; and what the test changes."""
+    """Return settings of two samples a prompt, four rollouts at once and quick retries, with the test's changes."""
     deadlines = Deadlines(**changes.pop("deadlines", {}))
     defaults = {"samples_per_prompt": 2, "max_running": 4, "max_ready": 4, "retry": QUICK}
     return EngineSettings(**{**defaults, **changes}, deadlines=deadlines)
@@ -37,7 +37,7 @@ class World:
 
 @asynccontextmanager
 async def world(count=6, *, plan=None, source=None, servers=None, generate=None, reward=one, **changes):
-    """An engine over one fake server and ``count`` prompts."""
+    """Open an engine over one fake server and ``count`` prompts."""
     servers = servers or (FakeServers(plan=plan) if plan else FakeServers())
     source = source or IterableSource(prompts(count))
     arguments = {
@@ -54,13 +54,13 @@ async def world(count=6, *, plan=None, source=None, servers=None, generate=None,
     ) as engine:
         yield World(engine, servers, source)
     after = engine.statistics()
-    assert after.in_exactly_one_state, after
+    assert is_conserved(after), after
     assert servers.running == 0
     assert after.running_rollouts == 0
 
 
 async def take_all(engine, size=2):
-    """Every group that the engine delivers, acked."""
+    """Take and ack every group that the engine delivers."""
     groups = []
     async for batch in engine.batches(size):
         groups.extend(batch.groups)

@@ -20,7 +20,7 @@ from trio_rollout import (
 )
 from trio_rollout.errors import EndOfData, EngineClosed, RolloutError, ServerLost
 from trio_rollout.sources import IterableSource
-from trio_rollout.testing import HANG, Fail, FakeServers, Say, prompts
+from trio_rollout.testing import HANG, Fail, FakeServers, Say, is_conserved, prompts
 
 FAULTS = {
     "lost": lambda rng: Fail(ServerLost("reset"), rng.uniform(0, 3)),
@@ -30,7 +30,7 @@ FAULTS = {
 
 
 class Conserved(trio.abc.Instrument):
-    """Invariant 1 and 2: every group in exactly one state, slots within their bounds, at every step."""
+    """Invariants 1 and 2: at every step each group is in exactly one state, and the slots are within their bounds."""
 
     def __init__(self):
         self.engine, self.steps = None, 0
@@ -40,7 +40,7 @@ class Conserved(trio.abc.Instrument):
             return
         self.steps += 1
         now = self.engine.statistics()
-        assert now.in_exactly_one_state, now
+        assert is_conserved(now), now
         assert 0 <= now.running_rollouts <= now.max_running, now
         assert now.running_rollouts <= now.running * 4, now
         assert min(attrs.astuple(now, recurse=False, filter=lambda a, v: isinstance(v, int))) >= 0, now
@@ -48,7 +48,7 @@ class Conserved(trio.abc.Instrument):
 
 @attrs.define
 class Story:
-    """What happened: the ids that came out, where, and the last counts."""
+    """The story of a run: the ids that came out, and where, and the last counts."""
 
     count: int
     delivered: list = attrs.field(factory=list)
@@ -60,20 +60,20 @@ class Story:
     drained: bool = False
 
     def check(self):
-        """Each prompt pulled ended once, in one place."""
+        """Check that each pulled prompt ended once, in one place."""
         assert len(set(self.delivered)) == len(self.delivered)
         settled = self.delivered + self.quarantined
         assert len(set(settled)) == len(settled)
         assert not set(settled) & set(self.returned)
         now = self.counts
-        assert now.in_exactly_one_state
+        assert is_conserved(now)
         assert (now.running, now.running_rollouts) == (0, 0)
         if not self.failed and not self.drained:
             assert len(settled) + now.filtered == self.count
 
 
 class Noting:
-    """A source that notes what came back."""
+    """A source that notes the prompts that came back."""
 
     def __init__(self, count, story):
         self.inner, self.story = IterableSource(prompts(count)), story

@@ -52,7 +52,7 @@ async def test_a_shutdown_before_the_deadline_is_not_taken_for_the_deadline():
 
 
 async def test_a_retry_starts_from_the_untouched_prompt():
-    """What user code does to its prompt and metadata shows in no later attempt and in no delivered group."""
+    """User code's changes of its prompt and metadata show in no later attempt and in no delivered group."""
     seen = []
 
     async def generate(prompt, rollout):
@@ -90,7 +90,7 @@ async def test_a_lost_server_uses_up_no_attempt():
         assert w.engine.statistics().requeues[Cause.SERVER_LOST] >= 4
 
 
-async def test_free_requeues_without_a_new_token_end_after_max_free():
+async def test_unpenalized_requeues_without_a_new_token_end_after_max_free():
     retry = Retry(max_free=5, backoff_base=0.01, backoff_max=0.01)
     async with world(1, plan=lambda *_: Fail(ServerLost("reset")), retry=retry) as w:
         assert await take_all(w.engine) == []
@@ -99,7 +99,7 @@ async def test_free_requeues_without_a_new_token_end_after_max_free():
     assert report.attempts == 6
 
 
-async def test_an_abort_that_nobody_asked_for_is_a_free_requeue():
+async def test_an_unasked_abort_is_a_requeue_that_uses_up_no_attempt():
     async with world(2, plan=lambda *_: Say(seconds=10)) as w:
         await trio.sleep(5)
         w.servers.abort_all()
@@ -107,7 +107,7 @@ async def test_an_abort_that_nobody_asked_for_is_a_free_requeue():
         assert w.engine.statistics().requeues[Cause.SERVER_ABORT] == 2
 
 
-async def test_with_partial_an_abort_that_nobody_asked_for_goes_on_from_its_tokens():
+async def test_with_partial_a_turn_goes_on_from_its_tokens_after_an_unasked_abort():
     async with world(1, plan=lambda n, _: Say(tokens=8 if n < 2 else 4, seconds=8), partial=True) as w:
         await trio.sleep(4)
         w.servers.abort_all()
@@ -198,7 +198,7 @@ async def test_several_turns_become_one_segment_with_tool_output_masked():
     assert group.trajectories[0].turns == 2
 
 
-async def test_a_rewritten_context_begins_a_segment_of_its_own():
+async def test_a_rewritten_context_begins_another_segment():
     async def generate(prompt, rollout):
         turns = [await rollout.generate(rollout.input), await rollout.generate([9, 9])]
         return rollout.finish(turns)
@@ -237,8 +237,8 @@ async def test_a_failure_as_a_value_keeps_no_reference_to_the_exception():
     assert (failure.type, failure.message, failure.attempt) == ("ValueError", "x", 2)
 
 
-async def test_no_progress_is_a_limit_of_its_own_apart_from_the_deadline():
-    """A rollout that is slow but moving lives; one that brings nothing new is requeued with its own cause."""
+async def test_no_progress_is_a_limit_apart_from_the_deadline():
+    """A slow rollout with new tokens goes on; one without is requeued with cause NO_PROGRESS."""
     slow = Say(tokens=8, seconds=80)
     async with world(3, plan=lambda n, _: HANG if n == 0 else slow, deadlines={"no_progress": 15.0}) as w:
         assert len(await take_all(w.engine)) == 3
@@ -275,7 +275,7 @@ async def test_partial_goes_on_from_what_a_lost_server_had_streamed():
 
 
 async def test_when_a_groups_deadline_passes_the_log_shows_what_was_stuck(caplog):
-    """F016: each task of the attempt with what it waited for at that moment, not what it does while it is being cancelled."""
+    """F016: each task is logged with its await at that moment, before the cancellation changes it."""
 
     async def the_judge_that_hangs():
         try:
@@ -304,7 +304,7 @@ async def test_an_attempt_that_is_cancelled_for_another_reason_logs_no_tasks(cap
 
 
 def _kept(scope_s=1):
-    """A generate function's helper that raises, later, a Cancelled of a scope that is long left."""
+    """Return a helper for generate functions that raises the Cancelled of a scope that has been left."""
 
     async def raise_it():
         kept = None
@@ -321,7 +321,7 @@ def _kept(scope_s=1):
 
 @pytest.mark.parametrize("grouped", [False, True])
 async def test_a_cancelled_that_user_code_kept_is_a_failure_and_no_group_comes_short(grouped):
-    """The rollouts' nursery would swallow it, and the group be delivered with what the siblings made."""
+    """The rollouts' nursery would swallow it, and the group would be delivered with the siblings' rows only."""
     again = _kept()
 
     async def generate(prompt, rollout):

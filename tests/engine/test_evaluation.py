@@ -36,7 +36,7 @@ async def test_it_runs_although_training_holds_every_slot():
 
 
 async def test_what_one_sample_raised_is_its_own_error_and_its_siblings_say_so():
-    """Cause SIBLING never hides what happened: it names the sample that failed first."""
+    """Cause SIBLING does not hide the failure: it names the sample that failed first."""
 
     async def generate(prompt, rollout):
         if rollout.index == 1:

@@ -7,13 +7,13 @@ import trio
 from trio_rollout import Keep
 from trio_rollout.errors import EndOfData, RolloutError
 from trio_rollout.sources import IterableSource
-from trio_rollout.testing import Fail, FakeServers, Say, cancel_everywhere, prompts, throw_everywhere
+from trio_rollout.testing import Fail, FakeServers, Say, cancel_everywhere, is_conserved, prompts, throw_everywhere
 
 from .conftest import one, world
 
 
 class Kept:
-    """A source that keeps what it was given back."""
+    """A source that keeps the prompts that it was given back."""
 
     def __init__(self, count):
         self.inner, self.returned = IterableSource(prompts(count)), []
@@ -44,7 +44,7 @@ class State:
         assert self.servers.paused is None
         if counts is None:
             return
-        assert counts.in_exactly_one_state, counts
+        assert is_conserved(counts), counts
         assert counts.running_rollouts == 0, counts
         assert counts.running == 0, counts
         assert len(set(self.delivered)) == len(self.delivered)
@@ -74,7 +74,7 @@ COUNT = 5
 
 
 def scenario_of(work, variant):
-    """``work(arm, engine, state, pause)`` on an open engine; ``arm`` is None inside what is not to be cancelled."""
+    """Return a scenario that runs ``work(arm, state, pause, options)``, which arms the scope that is to be cancelled."""
     options = dict(VARIANTS[variant])
     pause = options.pop("pause", 0.0)
     options.pop("plan", None)

@@ -157,7 +157,7 @@ async def test_f077_with_a_full_buffer_the_control_plane_answers_at_once():
 
 
 async def test_f081_a_source_that_waits_does_not_hold_the_drain():
-    """Whatever the source awaits must be cancellable; the engine cannot leave a task behind."""
+    """The engine cannot leave a task behind, so every await of a source must be cancellable."""
 
     class Slow:
         async def take(self, count):
@@ -177,7 +177,7 @@ async def test_f081_a_source_that_waits_does_not_hold_the_drain():
 
 
 async def test_f033_a_context_that_earlier_turns_have_filled_truncates_the_sample():
-    """The policy's own doing: a trainable sample, no failure. Its last prompt, which no server took, is not part of it."""
+    """The policy has filled its context: a trainable sample, no failure. The last prompt, which no server took, is not in it."""
 
     async def generate(prompt, rollout):
         turns = [await rollout.generate(rollout.input)]

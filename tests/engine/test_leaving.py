@@ -1,4 +1,4 @@
-"""Draining and leaving: what goes back, what stays deliverable, and how long it may take."""
+"""Draining and leaving: the groups that go back, those that stay deliverable, and the time that it may take."""
 
 import pytest
 import trio
@@ -13,7 +13,7 @@ from .conftest import one, take_all, world
 
 
 class Remembering:
-    """A source that keeps what it was given back."""
+    """A source that keeps the prompts that it was given back."""
 
     def __init__(self, count=10):
         self.inner, self.returned = IterableSource(prompts(count)), []
@@ -30,7 +30,7 @@ class Remembering:
 
 
 class Forgetful:
-    """A ledger that is there: groups stay with it."""
+    """A ledger that keeps nothing: unfinished groups stay with it all the same."""
 
     async def begin(self, identity):
         return Recovered()
@@ -67,7 +67,7 @@ async def test_drain_cancels_the_rest_and_gives_it_back_to_the_source():
     ("end", "cause"), [("cancelled", Cause.CANCELLED), ("left", Cause.SHUTDOWN), ("drained", Cause.SHUTDOWN)]
 )
 async def test_cancelled_from_outside_and_shut_down_are_two_causes(end, cause):
-    """F018. The group's own deadline is a third one, and it wins if it has passed."""
+    """F018. The group's deadline is a third cause, and it wins if it has passed."""
     told = []
 
     async def generate(prompt, rollout):
@@ -152,7 +152,7 @@ async def test_of_several_drains_the_shortest_grace_counts():
         assert w.engine.statistics().returned == w.engine.statistics().pulled > 0
 
 
-async def test_a_body_that_fails_leaves_at_once_although_somebody_drains_with_a_long_grace():
+async def test_a_body_that_fails_leaves_at_once_although_another_task_drains_with_a_long_grace():
     source = Remembering(4)
     async with trio.open_nursery() as outside:
         with pytest.raises(ValueError, match="trainer"):
@@ -180,7 +180,7 @@ async def _judge_hangs(trajectory):
 
 @pytest.mark.parametrize("state", ["running", "judge", "full", "gated", "consumer"])
 async def test_leaving_is_bounded_in_every_state(state):
-    """P9: at most Deadlines.drain in all, whatever the engine is doing."""
+    """P9: leaving takes at most Deadlines.drain in all, in every state of the engine."""
     plan = (lambda *_: HANG) if state == "running" else (lambda *_: Say())
     reward = _judge_hangs if state == "judge" else one
     async with world(20, plan=plan, reward=reward, max_ready=1, deadlines={"drain": 20.0}) as w:
@@ -206,7 +206,7 @@ async def test_a_keyboard_interrupt_in_user_code_comes_out_bare():
 
 
 async def test_work_that_finishes_during_a_drain_waits_for_no_room():
-    """F052: output buffer full, nobody takes, shutdown: the groups in hand become ready all the same."""
+    """F052: at a shutdown with a full buffer and no consumer, the running groups become ready all the same."""
     async with world(8, max_ready=1, max_running=8) as w:
         await trio.sleep(5)
         assert w.engine.statistics().ready == 1
@@ -254,7 +254,7 @@ async def test_f127_a_cleanup_that_outlasts_the_drain_loses_no_prompt_and_no_wai
 
 
 async def test_a_source_that_hangs_cannot_hold_up_leaving():
-    """P9, in the last step too."""
+    """P9 holds in the last step, too."""
 
     class Hanging(Remembering):
         async def give_back(self, prompts):
@@ -267,7 +267,7 @@ async def test_a_source_that_hangs_cannot_hold_up_leaving():
 
 
 async def test_a_drain_with_a_long_grace_gives_back_although_its_time_is_used_up():
-    """Giving back has a time of its own: what the running groups took of the drain's does not count."""
+    """The time for giving back begins when the last attempt has ended."""
 
     class Slow(Remembering):
         async def give_back(self, prompts):

@@ -67,7 +67,7 @@ async def test_a_full_buffer_stops_admission_and_never_overflows():
 
 
 async def test_groups_that_wait_for_their_groups_reward_stop_admission_as_finished_ones_do():
-    """A judge slower than the servers would otherwise pile up groups without end."""
+    """A judge that is slower than the servers would pile up groups without end."""
 
     async def judge(group):
         await trio.sleep(200)
@@ -94,7 +94,7 @@ async def test_a_group_that_failed_and_waits_to_run_again_does_not_count_as_fini
 
 
 async def test_groups_that_wait_to_run_again_bound_what_is_pulled():
-    """While everything fails, the source is not read on for ever: as many groups may rest as could run, and as many again run."""
+    """While everything fails, the source is not drained: as many groups may back off as could run, and as many again run."""
     slow = Retry(max_attempts=1000, max_free=1000, backoff_base=600.0, backoff_max=600.0)
     async with world(1000, plan=lambda *_: Fail(ServerLost("gone"), 1.0), max_running=8, retry=slow) as w:
         await trio.sleep(100)
@@ -119,7 +119,7 @@ async def test_a_failed_rollout_requeues_the_group_and_cancels_its_siblings():
 
 
 async def test_a_group_that_always_fails_is_quarantined_with_its_last_error():
-    """The others are delivered; the report keeps type, message and traceback."""
+    """The other groups are delivered; the report keeps type, message and traceback."""
 
     def plan(_, prompt):
         return Fail(ValueError("broken prompt")) if prompt[2] == 4 else Say()
@@ -162,7 +162,7 @@ async def test_without_a_deadline_a_long_group_is_not_cut(off):
 
 
 async def test_everything_failing_stops_the_run_with_the_last_message():
-    """F009: the consumer hears of it after failure_budget groups, not after an empty wait."""
+    """F009: the consumer is told after failure_budget groups, not after an empty wait."""
     async with world(50, plan=lambda *_: Fail(ValueError("all GPUs are gone")), failure_budget=3) as w:
         with pytest.raises(RolloutError, match="all GPUs are gone"):
             await w.engine.next_batch(1)
@@ -211,7 +211,7 @@ async def test_a_source_that_raises_what_ends_a_run_has_failed_all_the_same(erro
             await take_all(w.engine)
 
 
-async def test_a_failure_that_nobody_was_told_is_raised_on_leaving():
+async def test_a_failure_that_no_call_has_told_is_raised_on_leaving():
     with pytest.raises(RolloutError, match="hopeless"):
         async with world(50, plan=lambda *_: Fail(ValueError("hopeless")), failure_budget=1):
             await trio.sleep(60)

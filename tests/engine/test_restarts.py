@@ -1,4 +1,4 @@
-"""With a ledger: what a run that ended in any way left behind is taken up by the next one (P7, P8)."""
+"""With a ledger a run takes up the work of the one before, which may have ended in any way (P7, P8)."""
 
 import json
 import random
@@ -9,11 +9,10 @@ import pytest
 import trio
 
 from trio_rollout import Batch, Cause, Drop, EngineSettings, Keep, SamplingParams, SingleTurn
-from trio_rollout._util.threads import run_inline
 from trio_rollout.errors import LedgerError, RolloutError
 from trio_rollout.ledger import open_ledger
 from trio_rollout.sources import IterableSource, JsonlSource
-from trio_rollout.testing import HANG, Fail, FakeServers, Say, SimWorld, prompts
+from trio_rollout.testing import HANG, Fail, FakeServers, Say, SimWorld, prompts, run_inline
 from trio_rollout.testing._sim.disk import SimDisk, disk_full_from
 from trio_rollout.testing._sim.world import SimIO
 
@@ -39,7 +38,7 @@ class Runs:
 
 
 class Killed(Exception):
-    """Stands for the end of the process."""
+    """Ends a run: it stands for the end of the process."""
 
 
 async def test_what_was_not_settled_runs_again_and_what_was_acked_is_never_seen_again():
@@ -180,7 +179,7 @@ async def test_the_weight_version_is_remembered():
 
 
 async def test_a_ledger_that_breaks_stops_the_engine_and_says_so():
-    """Nothing pretends to be committed, and the consumer hears of it."""
+    """Nothing counts as committed, and the consumer is told of the failure."""
     runs = Runs(disk=SimDisk(fault=disk_full_from(400)), count=200)
     with pytest.raises(LedgerError):
         async with runs.open() as w:
@@ -234,7 +233,7 @@ async def test_a_restore_before_the_last_ack_is_refused_after_a_restart_too():
 
 
 async def test_a_prompt_that_cannot_be_stored_is_given_up_and_the_run_goes_on():
-    """It came from the source in one pull with good ones; the next run remembers it as given up."""
+    """The prompt was pulled together with good ones; the next run remembers it as given up."""
     given = [attrs.evolve(one, metadata={"lock": trio.Lock()}) if one.id in {"p2", "p3"} else one for one in prompts(8)]
     runs = Runs()
     async with runs.open(source=IterableSource(given)) as w:
@@ -286,7 +285,7 @@ async def test_a_group_that_cannot_be_stored_is_quarantined_and_the_run_goes_on(
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("other", ["ack", "restore", "next"])
 def test_groups_change_hands_one_change_at_a_time(other, seed):
-    """Two calls that would move the same groups, while a ledger writes: the later one sees the first as a whole."""
+    """Of two calls that move the same groups while a ledger writes, the later one sees the first as a whole."""
 
     async def scenario(world):
         servers, refused = FakeServers(), []

@@ -92,7 +92,7 @@ async def test_a_judge_that_hangs_is_cut_at_the_rewards_deadline():
 
 
 async def test_a_scorer_that_fails_is_heard_of_at_each_try(caplog):
-    """Not only at the last one: with many tries left it would look like a run that hangs."""
+    """Not only the last try is logged: with many tries left the run would seem to hang."""
 
     async def reward(trajectory):
         raise AttributeError("no attribute 'lenght'")
@@ -126,7 +126,7 @@ async def test_a_group_reward_of_the_wrong_length_is_refused():
 
 
 async def test_a_filter_drops_with_a_reason_and_a_replacement_runs_at_once():
-    """F014: dropped groups are counted and replaced; nobody waits for ever."""
+    """F014: dropped groups are counted and replaced; no consumer waits for ever."""
 
     async def group_filter(group):
         return Drop("too easy") if int(group.prompt.label) % 3 == 0 else Keep()
@@ -154,7 +154,7 @@ async def test_without_a_reward_the_trajectories_have_none():
 
 
 async def test_a_failed_server_is_never_scored():
-    """F070: what has no tokens never reaches the scorer."""
+    """F070: a trajectory without tokens never reaches the scorer."""
     seen = []
 
     async def reward(trajectory):

@@ -1,4 +1,4 @@
-"""How old a group may be: paced at admission, or discarded when the trainer would get it."""
+"""The age of groups: paced at admission, or discarded when the trainer would get them."""
 
 import pytest
 import trio
@@ -139,7 +139,7 @@ async def test_pacing_does_not_stop_a_trainer_that_takes_several_batches_a_versi
 
 
 async def test_a_version_that_a_host_has_set_by_itself_counts_for_staleness():
-    """No window was opened: the servers were updated behind the engine's back, and it is told afterwards."""
+    """No window was opened: a host updated the servers, and told the engine afterwards."""
     async with world(2, staleness=discard(2)) as w:
         await trio.sleep(10)
         w.servers.set_version(3)
@@ -160,7 +160,7 @@ async def test_a_version_that_a_host_has_set_by_itself_counts_for_staleness():
 
 
 async def test_a_group_that_must_be_in_the_next_batch_finds_room_in_a_full_buffer():
-    """The consumer waits for it, so it must not wait for the consumer."""
+    """The consumer waits for the group, so the group must not wait for the consumer."""
     slow_first = lambda number, _: Say(seconds=10 if number == 0 else 1)
     paced = Staleness(max_versions=1)
     async with world(2, plan=slow_first, samples_per_prompt=1, max_ready=1, staleness=paced) as w:
@@ -207,7 +207,7 @@ async def test_a_waiting_consumer_hears_that_what_is_ready_became_too_old(policy
 @pytest.mark.parametrize("bound", [0, 1])
 @pytest.mark.parametrize("windows", [1, 3])
 async def test_pacing_keeps_the_bound_though_the_trainer_is_faster_than_it_can_foresee(bound, windows):
-    """Versions that jump, or several windows a batch: what got too old is requeued, never delivered."""
+    """With versions that jump, or several windows a batch, groups that are too old are requeued, never delivered."""
     ages = []
     async with world(30, plan=lambda *_: Say(seconds=1), staleness=Staleness(max_versions=bound)) as w:
         for _ in range(6):

@@ -16,7 +16,7 @@ TIGHT = [Deadlines(no_progress=10, turn=600), Deadlines(turn=15)]
 
 
 def simulated(scenario, plan=None, *, count=8, servers=None, **settings):
-    """An engine over one fake server, and what the scenario does with it."""
+    """Run a scenario on an engine over one fake server."""
 
     async def whole(sim):
         fake = FakeSGLang(plan=plan) if plan else FakeSGLang()
@@ -72,7 +72,7 @@ def test_a_server_that_resets_everything_is_asked_max_free_times_in_all(partial)
 
 
 def test_a_turn_that_is_interrupted_when_its_context_is_full_is_over():
-    """Nothing is left to sample: that is the policy's own length, and not bad input."""
+    """No token is left to sample: the policy reached its length, and the input is not bad."""
     first = []
 
     def plan(request):
@@ -93,7 +93,7 @@ def test_a_turn_that_is_interrupted_when_its_context_is_full_is_over():
 
 
 async def test_a_rollout_that_is_over_can_start_nothing():
-    """Whoever kept its handle: nobody would end what it starts."""
+    """Nothing would end a tool or a session that is started through a handle that was kept."""
     kept = []
 
     async def generate(prompt, rollout):

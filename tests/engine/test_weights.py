@@ -1,4 +1,4 @@
-"""The weight-update window: what it does to groups, to versions and to whoever waits."""
+"""The weight-update window: its effects on groups, on versions and on waiting calls."""
 
 import pytest
 import trio

@@ -9,13 +9,12 @@ import pytest
 import trio
 
 from trio_rollout import Deadlines, EngineSettings, Prompt, Retry, SamplingParams, Stop
-from trio_rollout._util.threads import run_inline
 from trio_rollout.errors import GenerateError, ServerError, SessionClosed
 from trio_rollout.gateway._conversation import Conversation
 from trio_rollout.gateway._directory import Tombstones
 from trio_rollout.gateway._protocol import Refusal
 from trio_rollout.gateway._values import ContextLimits, Finish
-from trio_rollout.testing import HANG, Fail, FakeServers, Say, cancel_everywhere
+from trio_rollout.testing import HANG, Fail, FakeServers, Say, cancel_everywhere, run_inline
 from trio_rollout.tiny import DATA
 from trio_rollout.tokenizer import load_tokenizer
 

@@ -5,11 +5,10 @@ from contextlib import asynccontextmanager
 import attrs
 
 from trio_rollout import IterableSource, Ports, Prompt, SamplingParams, open_rollout_engine
-from trio_rollout._util.threads import run_inline
 from trio_rollout.gateway import GatewaySettings, Parsed
 from trio_rollout.gateway._gateway import AgentGateway
 from trio_rollout.gateway._values import ChatRequest, ContextLimits
-from trio_rollout.testing import FakeServers
+from trio_rollout.testing import FakeServers, run_inline
 from trio_rollout.tiny import DATA
 from trio_rollout.tokenizer import load_tokenizer
 

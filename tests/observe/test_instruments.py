@@ -89,7 +89,7 @@ async def test_metrics(autojump_clock):
     assert metrics.snapshot().tokens_per_s == 0.0
 
 
-async def test_metrics_that_nobody_asks_for_keep_no_more_than_their_window(autojump_clock):
+async def test_metrics_without_a_reader_keep_no_more_than_their_window(autojump_clock):
     metrics = MetricsInstrument(window_s=5.0)
     group = Group(id=GROUP, attempt=1, prompt=Prompt(id="p1", text="x"), trajectories=())
     for _ in range(100):

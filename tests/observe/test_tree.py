@@ -1,4 +1,4 @@
-"""The task tree says who waits for what, until when, and what is being cancelled; and never fails itself."""
+"""The task tree shows what each task waits for, until when, and the cancellations under way; and it never fails."""
 
 import trio
 
@@ -106,7 +106,7 @@ async def test_a_very_deep_tree():
 
 
 async def test_canary_trios_private_names_mean_what_the_tree_takes_them_for():
-    """If this fails after an update of Trio, look at observe/_scopes.py."""
+    """If this fails after an update of Trio, look at observe/_tree.py."""
     task = trio.lowlevel.current_task()
     with trio.CancelScope() as outer, trio.CancelScope() as inner:
         await trio.lowlevel.checkpoint()

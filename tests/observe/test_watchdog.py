@@ -1,4 +1,4 @@
-"""The step watchdog names what blocks the event loop, while it blocks and afterwards. Real time: a blocked loop is real."""
+"""The step watchdog names the code that blocks the event loop, while it blocks and afterwards. In real time."""
 
 import logging
 import threading

@@ -15,7 +15,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test for each part of the seeds."""
     if "seeds" in metafunc.fixturenames:
         count = int(os.environ.get("SEEDS", "300"))
-        parts = [range(start, count, PARTS) for start in range(PARTS)]
+        parts = [range(start, count, PARTS) for start in range(min(PARTS, count))]
         metafunc.parametrize("seeds", parts, ids=[f"{len(part)} seeds from {part.start}" for part in parts])
 
 

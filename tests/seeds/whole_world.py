@@ -25,7 +25,7 @@ from trio_rollout import (
 )
 from trio_rollout.abc import Rollout
 from trio_rollout.errors import EndOfData, EngineClosed, RolloutError, ServerError
-from trio_rollout.testing import FakeSGLang, SimWorld, disturb, prompts
+from trio_rollout.testing import FakeSGLang, SimWorld, disturb, is_conserved, prompts
 
 from .faults import ALL, Faulty
 
@@ -71,7 +71,7 @@ class Story:
         quarantined = [report.id.prompt for report in engine.quarantined()]
         ended = [*self.delivered, *quarantined, *self.source.returned]
         assert len(set(ended)) == len(ended), f"ended twice: {sorted(ended)}"
-        assert now.in_exactly_one_state, now
+        assert is_conserved(now), now
         assert (now.running, now.running_rollouts) == (0, 0), now
         if not self.has_ledger:
             assert len(ended) + now.filtered == now.pulled, (now, sorted(ended))
@@ -227,7 +227,7 @@ async def _consume(world: SimWorld, engine: RolloutEngine, story: Story, faults:
             except (EndOfData, EngineClosed):
                 return
             except ServerError:  # all that answer have old weights: only its consumer can end that
-                world.sometimes("obstacle")
+                world.sometimes("only a weight update helps")
                 await _window(world, engine, faults)
             except RolloutError as error:
                 world.sometimes("failure budget", "failure_budget" in str(error))

@@ -22,7 +22,7 @@ import trio
 
 from trio_rollout import Deadlines, EngineSettings, IterableSource, Prompt, Retry, RolloutEngine, open_rollout_engine
 from trio_rollout.errors import EndOfData
-from trio_rollout.testing import FakeServers, Say
+from trio_rollout.testing import FakeServers, Say, is_conserved
 from trio_rollout_compat import Bridge, BridgeSettings, asyncio_generate, asyncio_reward, open_bridge
 from trio_rollout_compat.bridge import BridgeStatistics, Misuse
 
@@ -168,7 +168,7 @@ class Run:
         now = engine.statistics()
         if set(self.delivered.values()) - {1} or len(self.delivered) != self.made:
             yield f"{self.made} groups made, {len(self.delivered)} delivered, {self.delivered.total()} times"
-        if not now.in_exactly_one_state or now.quarantined or now.acked != self.made:
+        if not is_conserved(now) or now.quarantined or now.acked != self.made:
             yield f"the counts are wrong: {now}"
         if now.running_rollouts or report.running:
             yield f"{now.running_rollouts} slots and {report.running} calls are still taken"

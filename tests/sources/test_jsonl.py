@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import trio
 
-from trio_rollout._util.threads import run_inline
 from trio_rollout.errors import SettingsError, SourceError
 from trio_rollout.sources import JsonlSource
+from trio_rollout.testing import run_inline
 
 from ._files import ids, questions, written
 

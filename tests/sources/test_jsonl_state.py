@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trio_rollout._core.values import Prompt
-from trio_rollout._util.threads import run_inline
 from trio_rollout.errors import SourceError
 from trio_rollout.sources import IterableSource, JsonlSource
+from trio_rollout.testing import run_inline
 
 from ._files import ids, questions, written
 

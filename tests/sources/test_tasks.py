@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from trio_rollout._core.values import Prompt, Segment, Trajectory
-from trio_rollout._util.threads import run_inline
 from trio_rollout.errors import RewardError, SettingsError, SourceError
 from trio_rollout.sources import TaskSource
+from trio_rollout.testing import run_inline
 
 from ._files import ids
 

@@ -35,20 +35,6 @@ class EngineStatistics:
     """Tokens sampled by finished turns, of delivered and of requeued attempts."""
     weight_version: int
 
-    @property
-    def in_exactly_one_state(self) -> bool:
-        """Conservation: every pulled group is in exactly one state."""
-        return self.pulled == (
-            self.waiting
-            + self.running
-            + self.ready
-            + self.delivered
-            + self.acked
-            + self.filtered
-            + self.quarantined
-            + self.returned
-        )
-
 
 @attrs.frozen(kw_only=True)
 class ServerCounts:

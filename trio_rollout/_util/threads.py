@@ -1,7 +1,7 @@
 """Blocking functions in threads: the port that a simulation replaces, and scorers in threads.
 
 The end of a real thread has nothing to do with a virtual clock, which would run away from it. So code that calls blocking
-functions takes a ``RunSync``; the default is ``run_in_thread``, and ``run_inline`` is for a simulation.
+functions takes a ``RunSync``; the default is ``run_in_thread``, and ``trio_rollout.testing.run_inline`` is for simulations.
 
 ``in_thread`` makes a synchronous scorer async. A thread can't be stopped: when a call is cancelled, its thread goes on and
 is counted as hung until it ends. Too many of them are an error, because each holds memory, and the processor if it spins.
@@ -37,12 +37,6 @@ async def run_in_thread(fn: Callable[[*Ts], T], /, *args: *Ts) -> T:
     """
     limiter = trio.to_thread.current_default_thread_limiter()
     return await trio.to_thread.run_sync(fn, *args, abandon_on_cancel=False, limiter=limiter)
-
-
-async def run_inline(fn: Callable[[*Ts], T], /, *args: *Ts) -> T:
-    """Run the function on the loop itself: for a simulation, where nothing takes time. Cancelled, it has not run."""
-    await trio.lowlevel.checkpoint()
-    return fn(*args)
 
 
 R = TypeVar("R")

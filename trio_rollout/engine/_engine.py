@@ -12,7 +12,7 @@ import trio
 from .._core.batching import Answer, decide
 from .._core.checks import is_whole
 from .._core.enums import Cause, PauseMode
-from .._core.ledger_events import Recovered, RunIdentity
+from .._core.ledger_events import RunIdentity
 from .._core.settings import EngineSettings
 from .._core.statistics import EngineStatistics
 from .._core.values import Group, GroupId, QuarantineReport
@@ -224,11 +224,11 @@ async def _assembled(state: EngineState) -> RolloutEngine:
     A source that can check its prompts (``check()``) does so before anything else: bad input must not cost a run's work.
     The first weight version is the ledger's, else the newest one that a server names.
     """
-    source, context, ledger = state.source, state.context, state.ledger.ledger
+    source, context = state.source, state.context
     check = getattr(source, "check", None)
     if check is not None:
         await check()
-    past = Recovered() if ledger is None else await ledger.begin(_identity(source, context.settings))
+    past = await state.ledger.begin(_identity(source, context.settings))
     engine = RolloutEngine(state, Pool(state), Delivery(state), Weights(state))
     if past.source_state is not None:
         source.restore(past.source_state)

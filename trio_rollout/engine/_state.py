@@ -16,7 +16,7 @@ from .._core.batching import Supply
 from .._core.book import Book, Entry
 from .._core.enums import Cause
 from .._core.failures import FailureBudget, failure_of
-from .._core.ledger_events import LedgerEvent, Pulled, Quarantined, Recovered
+from .._core.ledger_events import LedgerEvent, Pulled, Quarantined, Recovered, RunIdentity
 from .._core.lifecycle import State
 from .._core.statistics import EngineStatistics, ServerStatistics
 from .._core.values import Group, GroupId, Prompt, QuarantineReport
@@ -92,13 +92,21 @@ class EngineFailure:
 class LedgerWriter:
     """Writes events to the ledger, if there is one, and fails the engine when the ledger breaks."""
 
-    ledger: Ledger | None
-    failure: EngineFailure
+    _ledger: Ledger | None
+    _failure: EngineFailure
 
     @property
     def keeps_groups(self) -> bool:
         """True if there is a ledger: unfinished groups stay in it, and are not given back to the source."""
-        return self.ledger is not None
+        return self._ledger is not None
+
+    async def begin(self, identity: RunIdentity) -> Recovered:
+        """Bind the ledger to this run and return what it remembers; nothing without a ledger.
+
+        Raises:
+          LedgerError: it belongs to another run, is of a newer format, or is in use.
+        """
+        return Recovered() if self._ledger is None else await self._ledger.begin(identity)
 
     async def write(self, *events: LedgerEvent) -> None:
         """Write these events in one transaction; without a ledger this returns at once.
@@ -109,14 +117,14 @@ class LedgerWriter:
           DataRefused: an event holds data that can't be stored; the ledger goes on.
           LedgerError: the write failed; the engine fails with it.
         """
-        if self.ledger is None:
+        if self._ledger is None:
             return
         try:
-            await self.ledger.record(events)
+            await self._ledger.record(events)
         except DataRefused:
             raise
         except LedgerError as error:
-            self.failure.fail(error)
+            self._failure.fail(error)
             raise
 
     async def write_pull(self, prompts: Sequence[Prompt], source: Source) -> Mapping[GroupId, QuarantineReport]:
@@ -130,7 +138,7 @@ class LedgerWriter:
           LedgerError: the write failed; the engine fails with it.
         """
         refused: dict[GroupId, QuarantineReport] = {}
-        if self.ledger is None:
+        if self._ledger is None:
             return refused
         state = source.state()
         while True:  # noqa: ASYNC913  each round refuses one prompt more, so it ends; writing is a cancel point

@@ -14,6 +14,7 @@ from ._fakes.servers import prompts as prompts
 from ._fakes.sglang import FakeSGLang as FakeSGLang
 from ._fakes.sglang import open_fake_sglang as open_fake_sglang
 from ._invariants import Invariants as Invariants
+from ._invariants import is_conserved as is_conserved
 from ._leaks import LeakError as LeakError
 from ._leaks import LeakInstrument as LeakInstrument
 from ._leaks import no_leaks as no_leaks
@@ -37,6 +38,7 @@ from ._sim.network import Trouble as Trouble
 from ._sim.network import disturb as disturb
 from ._sim.network import open_sim_net as open_sim_net
 from ._sim.run import SimResult as SimResult
+from ._sim.run import run_inline as run_inline
 from ._sim.run import sim_run as sim_run
 from ._sim.world import SimIO as SimIO
 from ._sim.world import SimWorld as SimWorld
@@ -94,10 +96,12 @@ __all__ = [
     "disturb",
     "explore",
     "failing_at",
+    "is_conserved",
     "no_leaks",
     "open_fake_sglang",
     "open_sim_net",
     "prompts",
+    "run_inline",
     "sim_run",
     "throw_everywhere",
 ]

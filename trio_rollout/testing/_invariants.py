@@ -10,6 +10,22 @@ from typing import final
 
 import attrs
 
+from .._core.statistics import EngineStatistics
+
+
+def is_conserved(counts: EngineStatistics) -> bool:
+    """Return True if every pulled group is in exactly one state. ``SimWorld.open_engine`` checks that at every step."""
+    return counts.pulled == (
+        counts.waiting
+        + counts.running
+        + counts.ready
+        + counts.delivered
+        + counts.acked
+        + counts.filtered
+        + counts.quarantined
+        + counts.returned
+    )
+
 
 @final
 @attrs.define(eq=False, repr=False)

@@ -1,4 +1,4 @@
-"""What only the trainer can end is told to it: servers that all restarted with old weights."""
+"""A trainer is told when only its weight update can help: all servers restarted with old weights."""
 
 import re
 
@@ -13,7 +13,7 @@ URLS = ("http://s0:1", "http://s1:1")
 
 
 def simulated(scenario, seed=0, **changes):
-    """Two servers at version 3, an engine of four groups of one rollout, and what the scenario does with it."""
+    """Run a scenario on an engine of four groups of one rollout, over two servers at version 3 that restarted."""
 
     async def whole(world):
         fakes = {url: FakeSGLang() for url in URLS}
@@ -102,8 +102,8 @@ def test_evaluation_hears_of_it():
     simulated(scenario)
 
 
-def test_an_obstacle_that_ends_while_the_engine_drains_is_none_any_more():
-    """What runs gets the grace of the drain, and whoever waits for it is not told of what is over."""
+def test_a_reason_that_passes_while_the_engine_drains_is_not_told():
+    """The running groups get the grace of the drain, and a consumer is not told of a reason that has passed."""
 
     async def scenario(engine, fakes, world):
         with pytest.raises(ServerError, match="until a weight update"):

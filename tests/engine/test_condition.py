@@ -1,4 +1,4 @@
-"""Waiting for a condition: what it saw still holds, every wait can be cancelled, and no waiter is left behind."""
+"""Waiting for a condition: the state that it saw still holds, every wait can be cancelled, and no waiter is left behind."""
 
 from contextlib import asynccontextmanager
 
@@ -11,7 +11,7 @@ from trio_rollout._util.condition import Condition
 
 @asynccontextmanager
 async def two_who_want(things):
-    """Two tasks that wait for a thing and take it; yields what tells them, and what they took."""
+    """Run two tasks that wait for a thing and take it; yield the condition and the list of taken things."""
     changed, found = Condition(), []
 
     async def take_one():
@@ -29,7 +29,7 @@ async def two_who_want(things):
 
 
 async def test_what_the_condition_saw_still_holds_when_the_wait_returns():
-    """One thing and two who want it, both awake because of it: only one may find it."""
+    """Two tasks are awake because of one thing: only one may find it."""
     async with two_who_want(things := []) as (changed, found):
         for wanted in (["first"], ["first", "second"]):
             things.append(wanted[-1])
@@ -53,7 +53,7 @@ async def test_a_condition_that_holds_is_a_checkpoint_all_the_same():
 
 
 @pytest.mark.parametrize("holds", [False, True])
-async def test_cancelled_it_does_not_wait_and_leaves_nobody_behind(holds):
+async def test_cancelled_it_does_not_wait_and_leaves_no_waiter_behind(holds):
     changed = Condition()
     with trio.CancelScope() as scope:
         scope.cancel()
