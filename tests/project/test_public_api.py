@@ -63,6 +63,11 @@ def test_all_names_exactly_what_is_public(module: ModuleType):
     assert defined_names(module) <= set(names)
 
 
+def test_tools_offer_few_names():
+    """docs/decisions/0038: names that only tests use are not public."""
+    assert len(exported(importlib.import_module("trio_rollout.tools"))) < 50
+
+
 def test_everything_public_has_a_docstring(module: ModuleType):
     missing = [
         name

@@ -19,7 +19,7 @@ from trio_rollout.tools import (
 )
 from trio_rollout.tools._dispatch.values import abort_text
 
-from .stage_play import Gates, Play, PlayTool, Record
+from .stage_play import Play, PlayTool, Recorder, Stages
 
 DONE = ToolOutcome.COMPLETED
 
@@ -33,12 +33,12 @@ async def cancel_at(play, stage, after=3.0):
         async def call():
             results.append(await play.call())
 
-        await play.gates.wait_reached(stage)
+        await play.stages.wait_reached(stage)
         await trio.sleep(after)
         play.turn.cancel()
         if stage == "finish":
             await trio.sleep(1)
-            play.gates.finish.set()
+            play.stages.finish.set()
     (result,) = results
     return result
 
@@ -47,7 +47,7 @@ async def test_a_call_passes_every_stage_in_order(autojump_clock):
     play = Play()
     result = await play.call()
 
-    assert play.gates.reached == ["ready", "start", "pre", "handler", "post", "finish"]
+    assert play.stages.reached == ["ready", "start", "pre", "handler", "post", "finish"]
     assert (result.output.model_text(), result.outcome) == ("ok", DONE)
     assert play.events == ["start", DONE]
 
@@ -75,16 +75,16 @@ async def test_cancelled_in_the_readiness_wait_was_never_admitted(autojump_clock
 
 async def test_cancelled_in_the_gate_logs_dispatch_only_timing(autojump_clock):
     """Codex: ``cancellation_before_dispatch_admission_logs_dispatch_only_timing``."""
-    holder = PlayTool(Gates.holding("handler"), name="holder", shares=False)
+    holder = PlayTool(Stages.holding("handler"), name="holder", shares=False)
     play = Play(tools=[holder])
     async with trio.open_nursery() as nursery:
         other_turn = TurnCancellation()
         call = ToolCall(call_id="0", name=holder.name)
         nursery.start_soon(lambda: play.runtime.call(call, turn=other_turn))
-        await holder.gates.wait_reached("handler")
+        await holder.stages.wait_reached("handler")
         play.events.clear()
         result = await cancel_at(play, "ready")
-        holder.gates.handler.set()
+        holder.stages.handler.set()
 
     assert play.events[0] == ToolOutcome.ABORTED
     assert result.timing.execution_started is False
@@ -150,7 +150,7 @@ async def test_a_handler_that_swallows_the_cancellation_and_returns_is_completed
 
         @nursery.start_soon
         async def cancel():
-            await stubborn.gates.wait_reached("handler")
+            await stubborn.stages.wait_reached("handler")
             play.turn.cancel()
 
         result = await play.call("stubborn")
@@ -166,11 +166,11 @@ async def test_a_handler_that_fails_while_it_is_cancelled_has_failed(autojump_cl
             except trio.Cancelled:
                 raise ToolError("the sandbox is gone") from None  # noqa: ASYNC104  that is what is tested
 
-    play = Play(tools=[clumsy := Clumsy(Gates.holding("handler"), name="clumsy")])
+    play = Play(tools=[clumsy := Clumsy(Stages.holding("handler"), name="clumsy")])
     with pytest.RaisesGroup(pytest.RaisesExc(ToolError, match="the sandbox is gone")):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(play.call, "clumsy")
-            await clumsy.gates.wait_reached("handler")
+            await clumsy.stages.wait_reached("handler")
             play.turn.cancel()
 
     assert play.events == ["start", ToolOutcome.FAILED]
@@ -343,13 +343,13 @@ def test_an_aborted_output_has_no_success_at_all():
 
 async def test_readiness_runs_outside_the_gate(autojump_clock):
     """A tool server that starts slowly holds up no other tool."""
-    slow = PlayTool(Gates.holding("ready"), name="slow", shares=False)
+    slow = PlayTool(Stages.holding("ready"), name="slow", shares=False)
     play = Play(tools=[slow])
     async with trio.open_nursery() as nursery:
         nursery.start_soon(play.call, "slow", "2")
-        await slow.gates.wait_reached("ready")
+        await slow.stages.wait_reached("ready")
         assert (await play.call()).outcome == DONE
-        slow.gates.ready.set()
+        slow.stages.ready.set()
 
 
 async def test_the_exact_tool_is_asked_for_its_readiness(autojump_clock):
@@ -357,7 +357,7 @@ async def test_the_exact_tool_is_asked_for_its_readiness(autojump_clock):
     runtime = ToolRuntime([mine, other])
     await runtime.call(ToolCall(call_id="1", name=other.name), turn=TurnCancellation())
 
-    assert (mine.gates.reached, other.gates.reached) == ([], ["ready", "handler"])
+    assert (mine.stages.reached, other.stages.reached) == ([], ["ready", "handler"])
 
 
 async def test_a_listener_that_fails_changes_nothing(autojump_clock, caplog):
@@ -368,20 +368,20 @@ async def test_a_listener_that_fails_changes_nothing(autojump_clock, caplog):
         async def on_tool_finish(self, call, outcome):
             raise OSError("finish")
 
-    record = Record()
-    runtime = ToolRuntime([PlayTool()], listeners=[Broken(), record])
+    recorder = Recorder()
+    runtime = ToolRuntime([PlayTool()], listeners=[Broken(), recorder])
     result = await runtime.call(ToolCall(call_id="1", name=ToolName("play")), turn=TurnCancellation())
 
-    assert (result.output.model_text(), record.events) == ("ok", ["start", DONE])
+    assert (result.output.model_text(), recorder.events) == ("ok", ["start", DONE])
     assert len(caplog.records) == 2
 
 
 async def test_a_listener_that_hangs_is_left_after_its_bound(autojump_clock):
-    class Hanging(Record):
+    class Hanging(Recorder):
         async def on_tool_finish(self, call, outcome):
             await trio.sleep_forever()
 
-    after = Record()
+    after = Recorder()
     runtime = ToolRuntime([PlayTool()], listeners=[Hanging(), after], teardown_timeout=2)
     began = trio.current_time()
     await runtime.call(ToolCall(call_id="1", name=ToolName("play")), turn=TurnCancellation())
@@ -396,13 +396,13 @@ async def test_cancelling_a_turn_aborts_both_its_calls_and_not_those_of_the_next
 
         @nursery.start_soon
         async def cancel():
-            await play.gates.wait_reached("handler")
+            await play.stages.wait_reached("handler")
             play.turn.cancel()
 
         calls = [ToolCall(call_id=call_id, name=ToolName("play")) for call_id in "ab"]
         results = await play.runtime.call_all(calls, turn=play.turn)
     play.turn = TurnCancellation()
-    play.gates.handler.set()
+    play.stages.handler.set()
 
     assert [(result.call_id, result.outcome) for result in results] == [
         ("a", ToolOutcome.ABORTED),
@@ -446,9 +446,9 @@ async def test_dispatch_and_handler_times_add_up(autojump_clock):
         @nursery.start_soon
         async def open_the_stages():
             await trio.sleep(2)
-            play.gates.ready.set()
+            play.stages.ready.set()
             await trio.sleep(3)
-            play.gates.handler.set()
+            play.stages.handler.set()
 
         result = await play.call()
 
