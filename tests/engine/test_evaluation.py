@@ -148,6 +148,21 @@ async def test_it_ends_with_the_engine_though_another_task_waits_for_it():
     assert heard[0] - began < 1
 
 
+async def test_it_goes_on_while_the_engine_drains_and_can_begin_after_a_drain():
+    groups = []
+
+    async def evaluate(engine):
+        groups.extend(await engine.evaluate(held_out(2)))
+
+    async with world(4, plan=lambda *_: Say(seconds=10)) as w, trio.open_nursery() as nursery:
+        nursery.start_soon(evaluate, w.engine)
+        await trio.sleep(1)
+        await w.engine.drain(grace=0)
+        groups.extend(await w.engine.evaluate(held_out(1)))
+    assert len(groups) == 3
+    assert {row.status for group in groups for row in group.trajectories} <= {Status.COMPLETED, Status.TRUNCATED}
+
+
 async def test_its_slots_are_counted_in_rollouts():
     """As many as training has, whatever the number of samples; more samples than that run when nothing else does."""
     for samples, most in ((1, 8), (3, 6), (16, 16)):
