@@ -1,4 +1,4 @@
-"""The samples table: finished samples of groups that have not settled, one row a sample.
+"""The samples table: finished samples of groups that wait or are quarantined, one row a sample.
 
 A sample is written beside the run, batched with others, and its group does not wait for it. It may therefore come late, and
 ``EventApplier`` decides whether it still counts (docs/decisions/0048-a-finished-sample-is-a-row.md).
