@@ -39,7 +39,7 @@ class Frontend:
     """Number of steps so far: a sign of life."""
     _pausing: trio.Condition = attrs.field(factory=trio.Condition, init=False)
     _work: Condition = attrs.field(factory=Condition, init=False)
-    _idle: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+    _idle: Condition = attrs.field(factory=Condition, init=False)
     _flushing: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Frontend:
             self.registry.settle(step.ended, trio.current_time())
             self.registry.advanced(step.advanced)
             if self.scheduler.idle:
-                self._idle.unpark_all()
+                self._idle.notify()
             if self.step_delay:
                 await wait_s(self.step_delay)
             else:
@@ -117,7 +117,7 @@ class Frontend:
             return
         self.registry.settle(self.scheduler.abort(None if everything else rid), trio.current_time())
         if self.scheduler.idle:
-            self._idle.unpark_all()
+            self._idle.notify()
 
     async def pause(self, *, mode: str) -> None:
         """Pause. In mode "abort" return once nothing is in flight, checking every ``abort_poll`` seconds."""
@@ -147,8 +147,8 @@ class Frontend:
         self._flushing = True
         try:
             with trio.move_on_after(patience):
-                while patience and not self.scheduler.idle:
-                    await self._idle.park()
+                if patience:
+                    await self._idle.wait_until(lambda: self.scheduler.idle)
         finally:
             self._flushing = False
         if self.scheduler.flush():

@@ -58,7 +58,6 @@ class FakeSGLang:
     _scopes: dict[int, trio.CancelScope] = attrs.field(factory=dict, init=False)
     _version: str = attrs.field(default="default", init=False)
     _running: dict[str, Running] = attrs.field(factory=dict, init=False)
-    _continued: trio.Event | None = attrs.field(default=None, init=False)
     _counts: Counter[str] = attrs.field(factory=Counter, init=False)
     _changed: Condition = attrs.field(factory=Condition, init=False)
 
@@ -78,7 +77,7 @@ class FakeSGLang:
     @property
     def paused(self) -> bool:
         """True from a pause to the next continue."""
-        return self._continued is not None
+        return self.mode is not None
 
     @property
     def aborts(self) -> list[str]:
@@ -116,16 +115,13 @@ class FakeSGLang:
     def pause(self, mode: str) -> None:
         """Pause: ``abort`` ends what runs, ``retract`` and ``in_place`` keep it until the continue."""
         self.mode = mode
-        if self._continued is None:
-            self._continued = trio.Event()
         if mode == "abort":
             self.abort("", everything=True)
 
     def resume(self) -> None:
         """Continue after a pause."""
-        continued, self._continued, self.mode = self._continued, None, None
-        if continued is not None:
-            continued.set()
+        self.mode = None
+        self._notify()
         for running in self._running.values():
             if running.abort_later:
                 running.scope.cancel()
@@ -270,8 +266,8 @@ class FakeSGLang:
         await self._while_paused()
 
     async def _while_paused(self) -> None:
-        while self._continued is not None:
-            await self._continued.wait()
+        if self.paused:
+            await self._changed.wait_until(lambda: not self.paused)
 
     async def _drop_after_disconnect(
         self, connection: ServerConnection, running: Running, scope: trio.CancelScope
