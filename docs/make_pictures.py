@@ -4,25 +4,37 @@ import enum
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from trio_rollout._core import lifecycle
+from trio_rollout._core import lifecycle, server
 
 PAGE = Path(__file__).with_name("lifecycles.md")
 
 
-def diagram(transitions: Mapping[enum.Enum, Mapping[enum.Enum, enum.Enum]], first: enum.Enum, entered: str) -> str:
+Table = Mapping[enum.Enum, Mapping[enum.Enum, enum.Enum]]
+
+
+def diagram(transitions: Table, first: enum.Enum, entered: str) -> str:
     """Return a table of states and events as a mermaid state diagram.
 
-    Events with the same effect share an arrow; events that change no state are left out. A state without events is an end.
+    Events with the same effect share an arrow; events that change no state are left out. A state without events is an end. An
+    event that leads from every state to the same one is a sentence below the diagram.
     """
+    common = from_everywhere(transitions)
     lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {first.value}: {entered}"]
     for state, events in transitions.items():
         for after in dict.fromkeys(events.values()):
-            labels = [event.value for event, then in events.items() if then is after]
-            if after is not state:
+            labels = [event.value for event, then in events.items() if then is after and event not in common]
+            if labels and after is not state:
                 lines.append(f"    {state.value} --> {after.value}: {', '.join(labels)}")
         if not events:
             lines.append(f"    {state.value} --> [*]")
-    return "\n".join([*lines, "```"])
+    sentences = [f"\nFrom every state, `{event.value}` leads to `{after.value}`." for event, after in common.items()]
+    return "\n".join([*lines, "```", *sentences])
+
+
+def from_everywhere(transitions: Table) -> dict[enum.Enum, enum.Enum]:
+    """Return the events that lead from every state to the same one, with that state."""
+    rows = [set(events.items()) for events in transitions.values()]
+    return dict(sorted(set.intersection(*rows), key=str))
 
 
 def group() -> str:
@@ -30,7 +42,12 @@ def group() -> str:
     return diagram(lifecycle.TRANSITIONS, lifecycle.State.WAITING, "pulled")
 
 
-PICTURES: dict[str, Callable[[], str]] = {"group": group}
+def one_server() -> str:
+    """Return the picture of a server's life."""
+    return diagram(server.TRANSITIONS, server.State.OUTSIDE, "named by the user or a router")
+
+
+PICTURES: dict[str, Callable[[], str]] = {"group": group, "server": one_server}
 
 
 def with_pictures(page: str) -> str:

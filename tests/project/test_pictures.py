@@ -7,12 +7,12 @@ from types import ModuleType
 
 import pytest
 
-from trio_rollout._core import lifecycle
+from trio_rollout._core import lifecycle, server
 
 from ._source import ROOT, report
 
 PAGE = (ROOT / "docs" / "lifecycles.md").read_text(encoding="utf-8")
-WORDS = {"A group": (lifecycle.State, lifecycle.Event)}
+WORDS = {"A group": (lifecycle.State, lifecycle.Event), "A server": (server.State, server.Event)}
 
 
 @pytest.fixture(scope="module")
@@ -65,4 +65,27 @@ def test_a_diagram_has_every_arrow_the_first_state_and_the_ends(pictures):
         "    off --> broken: break, burn",
         "    broken --> [*]",
         "```",
+    ]
+
+
+def test_an_event_that_leads_from_everywhere_to_one_state_is_a_sentence(pictures):
+    class Door(enum.Enum):
+        OPEN = "open"
+        SHUT = "shut"
+
+    class Does(enum.Enum):
+        PUSH = "push"
+        SLAM = "slam"
+
+    both = {Does.SLAM: Door.SHUT}
+    assert pictures.diagram(
+        {Door.OPEN: both, Door.SHUT: {**both, Does.PUSH: Door.OPEN}}, Door.OPEN, "built"
+    ).splitlines() == [
+        "```mermaid",
+        "stateDiagram-v2",
+        "    [*] --> open: built",
+        "    shut --> open: push",
+        "```",
+        "",
+        "From every state, `slam` leads to `shut`.",
     ]
