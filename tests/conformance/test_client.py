@@ -73,7 +73,7 @@ async def test_a_cancelled_call_leaves_nothing_running(server: Server, client: S
 
     assert asked.turns == []
     assert load["num_waiting_reqs"] == 0
-    assert (client.statistics().orphans, client.statistics().debts) == (0, 0)
+    assert (client.statistics().orphans, client.statistics().owed_aborts) == (0, 0)
 
 
 async def test_calls_cancelled_at_any_moment_leave_nothing_running(server: Server, client: SGLangServers):

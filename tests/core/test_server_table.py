@@ -210,11 +210,12 @@ def test_a_window_and_a_newly_required_version_make_every_answer_late(state, eve
 
 @pytest.mark.parametrize("event", [Event.WINDOW_BEGINS, Event.WINDOW_ENDS, Event.VERSION_REQUIRED, Event.DOUBTED])
 def test_the_answer_to_a_pause_or_a_resume_counts_whatever_happens_meanwhile(event):
-    joined = after(Standing(), Event.JOINED)
-    pausing = after(joined, Event.PAUSE_SENT, event)
-    assert after(pausing, Event.PAUSE_ANSWERED).state is State.PAUSED
-    resuming = after(joined, Event.PAUSE_SENT, Event.PAUSE_ANSWERED, Event.RESUME_SENT, event)
-    assert after(resuming, Event.RESUME_ANSWERED).state in {State.READY, State.SUSPECT}
+    pausing = after(Standing(), Event.JOINED, Event.PAUSE_SENT)
+    paused, _ = step(after(pausing, event), told(Event.PAUSE_ANSWERED, pausing.open))
+    assert paused.state is State.PAUSED
+    resuming = after(paused, Event.RESUME_SENT)
+    resumed, _ = step(after(resuming, event), told(Event.RESUME_ANSWERED, resuming.open))
+    assert resumed.state in {State.READY, State.SUSPECT}
 
 
 def test_a_look_in_a_window_brings_no_server_back():
@@ -307,6 +308,15 @@ def test_a_version_that_is_required_while_a_server_is_paused_is_looked_for_once_
     required, _ = step(paused, Told(Event.VERSION_REQUIRED, version=2))
     resumed = after(required, Event.RESUME_SENT, Event.RESUME_ANSWERED)
     assert (resumed.state, resumed.weights.fit) == (State.SUSPECT, False)
+
+
+def test_a_server_whose_resume_was_cut_short_is_looked_at_once_the_probe_has_resumed_it():
+    paused = after(Standing(), Event.JOINED, Event.WINDOW_BEGINS, Event.PAUSE_SENT, Event.PAUSE_ANSWERED)
+    in_time = after(paused, Event.RESUME_SENT, Event.RESUME_ANSWERED, Event.WINDOW_ENDS)
+    assert (in_time.state, due(in_time)) == (State.READY, None)
+    cut_short = after(paused, Event.WINDOW_ENDS)
+    assert due(cut_short) is Effect.RESUME
+    assert due(after(cut_short, Event.RESUME_SENT, Event.RESUME_ANSWERED)) is Effect.LOOK
 
 
 def test_the_first_reason_for_a_loss_is_kept():

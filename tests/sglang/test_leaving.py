@@ -1,6 +1,7 @@
 """Leaving a request without its answer: aborts, their repeats, debts of paused servers, orphans, late answers."""
 
 import itertools
+import math
 import random
 import time
 
@@ -41,7 +42,7 @@ async def test_f036_a_cancelled_request_is_aborted_once_and_its_answer_awaited(a
         assert run.fake.aborts == run.fake.generates
         assert run.fake.in_flight == 0
         counts = run.servers.statistics()
-        assert (counts.orphans, counts.late, counts.debts, counts.servers[0].in_flight) == (0, 0, 0, 0)
+        assert (counts.orphans, counts.late, counts.owed_aborts, counts.servers[0].in_flight) == (0, 0, 0, 0)
 
 
 async def test_after_an_acknowledged_abort_the_connection_is_used_again(autojump_clock):
@@ -270,13 +271,13 @@ async def test_an_abort_that_falls_due_during_a_pause_is_a_debt_and_paid_after_i
             await run.servers.pause(mode)
         assert trio.current_time() <= 10.1
         assert run.fake.aborts == []
-        assert run.servers.statistics().debts == 1
+        assert run.servers.statistics().owed_aborts == 1
         await run.servers.resume()
         await trio.sleep(2)
         assert run.fake.aborts == run.fake.generates
         assert run.fake.in_flight == 0
         counts = run.servers.statistics()
-        assert (counts.debts, counts.orphans) == (0, 0)
+        assert (counts.owed_aborts, counts.orphans) == (0, 0)
 
 
 async def test_a_wrap_up_that_is_under_way_ends_when_its_server_is_paused(autojump_clock):
@@ -286,7 +287,7 @@ async def test_a_wrap_up_that_is_under_way_ends_when_its_server_is_paused(autoju
             await trio.sleep(2)
             await run.servers.pause(PauseMode.RETRACT)
         assert trio.current_time() < 3
-        assert run.servers.statistics().debts == 1
+        assert run.servers.statistics().owed_aborts == 1
         await run.servers.resume()
 
 
@@ -301,7 +302,39 @@ async def test_debts_that_cannot_be_paid_are_orphans(autojump_clock):
         await run.servers.resume()
         await trio.sleep(30)
         counts = run.servers.statistics()
-        assert (counts.debts, counts.orphans) == (0, 3)
+        assert (counts.owed_aborts, counts.orphans) == (0, 3)
+
+
+class LongestStep(trio.abc.Instrument):
+    """The longest that one task kept the loop, in seconds of its thread's processor time."""
+
+    seconds = 0.0
+    began = math.inf
+
+    def before_task_step(self, task):
+        self.began = time.thread_time()
+
+    def after_task_step(self, task):
+        self.seconds = max(self.seconds, time.thread_time() - self.began)
+
+
+async def test_f134_to_pay_thousands_of_owed_aborts_never_keeps_the_loop_for_long(autojump_clock):
+    """Each step costs the same whatever is owed. With one set of all for each abort, 8,000 of them stopped the loop for seconds."""
+    async with memory_world() as run:
+        owed = run.servers._fleet.servers[0].owed
+        await run.servers.pause(PauseMode.RETRACT)
+        for number in range(8000):
+            owed.let_stand(owed.add(f"{number:032x}", now=trio.current_time()))
+        assert run.servers.statistics().owed_aborts == 8000
+        longest = LongestStep()
+        trio.lowlevel.add_instrument(longest)
+        await run.servers.resume()
+        await owed.changed.wait_until(owed.has_tried_debts)
+        await trio.sleep(1)
+        trio.lowlevel.remove_instrument(longest)
+        assert run.servers.statistics().owed_aborts == 0
+        assert len(set(run.fake.aborts)) == 8000
+        assert 0 < longest.seconds < 0.2
 
 
 async def test_leaving_the_servers_does_not_wait_for_a_paused_one(autojump_clock):
@@ -344,7 +377,7 @@ def test_cancelled_at_any_step_nothing_is_left(actions, fault):
                 except ServerError:
                     assert fault is Fault.CLOSE
             counts = run.servers.statistics()
-            left = (run.fake.in_flight, counts.orphans, counts.debts, counts.servers[0].in_flight)
+            left = (run.fake.in_flight, counts.orphans, counts.owed_aborts, counts.servers[0].in_flight)
             done.set()
             fault_was, run.fake.plan = run.fake.plan, ()
             turn = await run.servers.generate(PROMPT, FIVE)
@@ -388,7 +421,7 @@ async def test_f082_hundreds_of_random_cancels_leave_the_sockets_at_their_baseli
             for _ in range(100):
                 nursery.start_soon(run.servers.generate, PROMPT, FIVE)
         counts = run.servers.statistics()
-        assert (counts.orphans, counts.debts, counts.servers[0].in_flight) == (0, 0, 0)
+        assert (counts.orphans, counts.owed_aborts, counts.servers[0].in_flight) == (0, 0, 0)
         assert counts.connections <= 100 + 8 + 4
         await run.fake.until(lambda: run.fake.connections <= counts.connections)
 

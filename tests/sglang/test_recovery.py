@@ -246,7 +246,9 @@ async def test_a_pause_does_not_fail_for_the_probes_question_that_hangs(autojump
         async with open_sglang_servers([run.fake.url], settings=RESUMING, connect=run.net.connect) as late:
             await run.fake.until(lambda: [s.path for s in run.fake.seen].count("/ready") == 3)
             view = late.under(Deadlines(control=3.0))
+            run.fake.resume()  # so that a pause shows
             await view.pause(PauseMode.RETRACT)
+            assert run.fake.paused
             await view.resume()
 
 
@@ -315,14 +317,14 @@ async def test_debts_are_paid_to_a_server_that_was_lost_when_it_was_resumed(auto
             await view.pause(PauseMode.RETRACT)
             run.fake.disconnect_s = 1e6  # runs on: SGLang under load notices no closed socket
             nursery.cancel_scope.cancel()
-        assert run.servers.statistics().debts == 1
+        assert run.servers.statistics().owed_aborts == 1
         await view.versions()
         with suppress(ServerError):
             await view.resume()
         await trio.sleep(60)
         assert run.servers.statistics().servers[0].usable
         counts = run.servers.statistics()
-        assert (run.fake.in_flight, counts.orphans, counts.debts) == (0, 0, 0)
+        assert (run.fake.in_flight, counts.orphans, counts.owed_aborts) == (0, 0, 0)
 
 
 # --- one silent server holds up the probe's next round for all others

@@ -54,6 +54,6 @@ class ServerStatistics:
 
     servers: tuple[ServerCounts, ...]
     connections: int
-    debts: int
+    owed_aborts: int
     orphans: int
     late: int

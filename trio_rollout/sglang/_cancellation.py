@@ -1,10 +1,32 @@
-"""Leaving a request without its answer, so that nothing of it goes on running unseen.
+"""Leaving a request without its answer: read on, abort, owe, look, count. From top to bottom, as it happens.
 
-The connection stays readable while an abort goes out on another one; the answer that then comes says that the request has
-ended on the server. If none comes in time the socket is closed, and a look at the server's load tells whether the request is
-an orphan. Every function here runs inside its caller's shield and is bounded by a part of the abort budget.
+Why it takes an essay
+---------------------
+A rollout is cancelled (by a deadline, a drain, a weight update) while its request runs on a server. To close the socket would
+be simple, and wrong twice: SGLang notices the closed socket of a plain request after three to four seconds, in which the request
+holds its place in the batch, and the tokens that it has sampled, which a partial rollout goes on from, come back only in the answer
+to that request. So a cancelled request keeps its connection and is **read on**, while an **abort** travels on another one.
+SGLang answers every abort with 200 at once, whatever it does; only the answer to the request itself says that the request has
+ended. It may also lose an abort that comes between the request's registration and its dispatch, so the abort is repeated.
 
-The reaper: pays the aborts that fell due while their server was paused, once it runs again.
+All of that happens inside the cancelled call, in a shield, because ``Cancelled`` is allowed to go on only when nothing of the
+request runs any more, or when that is known and counted:
+
+1. ``leave`` enters an abort into ``server.owed`` and reads on, for all of ``Deadlines.abort`` but a tenth.
+2. ``pay``, one task for each server, sends what is due, at most every 0.5 s for each request and over a few reserved
+   connections: an abort never waits behind a generation, and 8,000 requests that are cancelled at once do not need 8,000
+   connections.
+3. If the answer comes, complete or cut short, all is well: the connection goes back to its pool.
+4. If none comes in time, the connection is closed, the server is doubted (another client may have paused it, and then it parks
+   requests without a word), and a **look** at ``/v1/loads`` tells if the request still runs. If so, it is an **orphan**: counted
+   and logged, and no longer waited for.
+5. A server that is paused acknowledges nothing. The pause lets go of all that is being read on, the connection is closed, and the
+   abort stays in ``server.owed`` as an entry that no one waits for: a **debt**. ``pay`` holds debts back while the server is
+   paused or lost, then sends them until a look finds that the server runs none of them; after ``ServerSettings.abort`` what is
+   left is counted as orphans.
+
+Numbers, and the alternatives that were tried, are in docs/decisions/0012-what-leaving-a-request-costs.md and
+0034-what-is-owed-is-one-dict.md.
 """
 
 import logging
@@ -14,81 +36,97 @@ from typing import Final
 
 import trio
 
-from .._core.enums import Stop
 from .._core.server import Event, Told
-from .._http import BadResponse, ConnectionBroken, Exchange, NotConnected
+from .._http import BadResponse, ConnectionBroken, Exchange, NotConnected, post_request
 from .._util.time import wait_s
 from ..errors import ServerError
-from ._call import Call
 from ._calls import Unreachable, load
 from ._fleet import Fleet
-from ._owed_aborts import REPEAT_S
-from ._server import Server
-from ._wire import says_abort
+from ._server import OwedAbort, Server
+from ._wire import abort_body
 
 _log: Final = logging.getLogger("trio_rollout.sglang")
 
+REPEAT_S: Final = 0.5
+"""A server may lose an abort, so it is repeated, but not more often than this."""
+# A server that has not answered an abort by then will not; the connection is better used for the next one.
+_ONE_ABORT_S: Final = 1.0
 # The part of the abort budget that is kept for the look at the server's load.
 _LOOK_SHARE: Final = 0.1
 _LOOK_S: Final = 0.5
 
 
-def look_s(abort_s: float) -> float:
-    """Seconds of an abort budget that the last look may take."""
-    return min(_LOOK_S, abort_s * _LOOK_SHARE)
+# --- in the cancelled call
 
 
-async def abort_once(server: Server, rid: str) -> bool:
-    """Send one abort; whether the server answered it. A server that can't be reached is lost, not an error."""
-    try:
-        return await server.aborts.send(rid)
-    except NotConnected as error:
-        if not error.ours:
-            server.tell(Told(Event.UNREACHABLE, why=str(error)))
-    except (ConnectionBroken, BadResponse) as error:
-        _log.warning("POST %s abort of %s: %s", server.url, rid, error)
-    return False
+async def leave(fleet: Fleet, server: Server, rid: str, exchange: Exchange, *, abort_s: float) -> None:
+    """End a request that was sent and cancelled; afterwards ``exchange.response`` is its answer, if one came.
 
-
-async def read_on(call: Call, exchange: Exchange) -> None:
-    """Have the request aborted and read until its answer is complete or its connection ends.
-
-    Blocks until then, until its server is paused (a paused server acknowledges nothing), or until it is cancelled. An abort
-    that is under way at the end is not cancelled: that would cost its connection, and it is answered at once.
+    Blocks until the answer is complete, the connection has ended or the server is paused, at most ``abort_s``, whatever is
+    cancelled. An abort that is under way then goes on: to cancel it would cost its connection.
     """
-    server = call.server
-    if server.standing.may_be_paused:
-        return
-    leaving = server.leaving.begin(call.rid)
+    look_s = min(_LOOK_S, abort_s * _LOOK_SHARE)
+    with trio.move_on_after(abort_s, shield=True):
+        owed = server.owed.add(rid, now=trio.current_time())
+        if not server.standing.may_be_paused:
+            with trio.move_on_after(abort_s - look_s), owed.waiter:
+                await _read_on(server, rid, exchange)
+        if exchange.response is not None:
+            server.owed.end(owed)
+            return
+        exchange.close()
+        if server.standing.may_be_paused:
+            server.owed.let_stand(owed)
+            return
+        server.owed.end(owed)
+        server.tell(Told(Event.DOUBTED))
+        await _look_for_one(fleet, server, seconds=look_s)
+
+
+async def _read_on(server: Server, rid: str, exchange: Exchange) -> None:
     try:
-        with leaving.scope:
-            await exchange.receive()
+        await exchange.receive()
     except (ConnectionBroken, BadResponse) as error:
-        _log.info("%s: cancelled, and then %s", call.attempted, error)
+        _log.info("POST %s %s: cancelled, and then %s", server.url, rid, error)
+
+
+async def _look_for_one(fleet: Fleet, server: Server, *, seconds: float) -> None:
+    server.closed += 1  # so it is not taken for one of the requests that are still waited for
+    try:
+        with trio.move_on_after(seconds):
+            await _count_orphans(fleet, server, most=1)
     finally:
-        server.leaving.end(leaving)
+        server.closed -= 1
 
 
-async def close_unanswered(fleet: Fleet, call: Call, exchange: Exchange) -> None:
-    """Close the connection of a request that did not end in time; then look, or leave a debt if its server is paused."""
-    exchange.close()
-    if call.server.standing.may_be_paused:
-        fleet.owe_abort(call.server, call.rid)
-    else:
-        call.server.tell(Told(Event.DOUBTED))
-        await count_orphans(fleet, call.server, most=1)
+async def abort_once(server: Server, rid: str, *, abort_s: float) -> None:
+    """Abort a request whose connection broke: half an answer and then a reset does not mean that it has ended.
+
+    Blocks until the abort was tried once, at most ``abort_s``, whatever is cancelled. A server that is being paused will get it
+    after its resume.
+    """
+    with trio.move_on_after(abort_s, shield=True):
+        owed = server.owed.add(rid, now=trio.current_time(), once=True)
+        with owed.waiter:
+            await trio.sleep_forever()
+        if not owed.tries and server.standing.may_be_paused:
+            server.owed.let_stand(owed)
+            return
+    server.owed.end(owed)
 
 
-async def count_orphans(fleet: Fleet, server: Server, *, most: int) -> None:
+# --- looks and orphans
+
+
+async def _count_orphans(fleet: Fleet, server: Server, *, most: int) -> None:
     """Look at the server's load and count what runs there and is not ours any more, up to ``most``.
 
-    A server that can't be reached runs nothing. One that doesn't say, or not before this is cancelled, counts as running
+    A server that can't be reached runs nothing. One that does not say, or not before this is cancelled, counts as running
     it: an orphan must not go unseen.
     """
     unexplained = most
     try:
-        running = await server.look.fresh(partial(load, server))
-        others = max(0, running - server.sent)
+        others = await _others(server)
         unexplained = min(most, others - server.known_orphans(trio.current_time(), running=others))
     except Unreachable as error:
         unexplained = 0
@@ -102,65 +140,98 @@ async def count_orphans(fleet: Fleet, server: Server, *, most: int) -> None:
             _log.warning("%s still runs %d of our requests after the time for their abort", server.url, unexplained)
 
 
-def count_late(fleet: Fleet, call: Call, exchange: Exchange) -> None:
-    """Count an answer that came after all: complete, although nobody waits for it any more."""
-    if exchange.response is None:
-        return
-    try:
-        turn = fleet.decoding.turn_now(call, exchange.response)
-    except ServerError:
-        return
-    if turn is not None:
-        fleet.late += turn.stop is not Stop.ABORT
-    else:  # nobody wants its tokens, so no thread decodes it
-        fleet.late += not says_abort(call.undecoded(exchange.response))
+async def _others(server: Server) -> int:
+    """Return how many requests a server runs beyond those that are waited for here.
+
+    Many may ask at once; they share an answer to a question that was sent after all of them had asked.
+    """
+    running = await server.look.fresh(partial(load, server))
+    return max(0, running - (server.sent - server.closed))
 
 
-async def _idle(server: Server) -> bool:
-    """Whether the server runs nothing but our present requests and known orphans; unknown is not idle."""
+async def _is_idle(server: Server) -> bool:
+    """Return True if a server runs nothing but requests that are waited for and known orphans; unknown is not idle."""
     try:
-        others = max(0, await load(server) - server.sent)
-        return others <= server.known_orphans(trio.current_time(), running=others)
+        others = await _others(server)
     except ServerError:
         return False
+    return others <= server.known_orphans(trio.current_time(), running=others)
 
 
-async def _pay(fleet: Fleet, server: Server) -> None:
-    """Abort what is owed until the server runs none of it, at most for the abort budget; the rest are orphans."""
-    rids = list(fleet.debts[server])
-    settled = False
-    with trio.move_on_after(fleet.settings.abort):
-        settled = await _aborted(server, rids)
-    if not settled:
-        if not server.standing.samples:
-            return  # again: they are still owed
-        with trio.move_on_after(fleet.settings.control):
-            await count_orphans(fleet, server, most=len(rids))
-    fleet.debts[server] = [rid for rid in fleet.debts.get(server, ()) if rid not in set(rids)]
-    if not fleet.debts[server]:
-        del fleet.debts[server]
+# --- the task that pays what is owed
 
 
-async def _aborted(server: Server, rids: Sequence[str]) -> bool:
-    """Abort these again and again until the server runs none of them, which is True; False: it is paused or lost again."""
-    while server.standing.samples:
-        async with trio.open_nursery() as nursery:
-            for rid in rids:
-                nursery.start_soon(abort_once, server, rid)
-        await wait_s(REPEAT_S)
-        if await _idle(server):
-            return True
-    return False
-
-
-async def _pay_when_due(fleet: Fleet, server: Server) -> None:
-    while True:
-        await server.changed.wait_until(lambda: server in fleet.debts and server.standing.samples)
-        await _pay(fleet, server)
-
-
-async def reap(fleet: Fleet) -> None:
-    """Pay debts as soon as their server is no longer paused, each server's by themselves. Runs until cancelled."""
+async def pay(fleet: Fleet, server: Server) -> None:
+    """Send the aborts that are owed to a server, and see that its debts come to an end. Runs until cancelled."""
     async with trio.open_nursery() as nursery:
-        for server in fleet.servers:
-            nursery.start_soon(_pay_when_due, fleet, server)
+        nursery.start_soon(_settle_debts, fleet, server)
+        while True:
+            owed = await _next_due(server)
+            nursery.start_soon(_send, server, owed)
+
+
+async def _next_due(server: Server) -> OwedAbort:
+    """Wait until an abort is due and a connection is free for it."""
+    line = server.owed
+    while True:
+        while (due_at := line.next_time()) > trio.current_time():
+            with trio.move_on_at(due_at):
+                await line.changed.wait_until(partial(line.is_due_before, due_at))
+        owed = line.take(debts=server.standing.samples)
+        if owed is not None:
+            return owed
+
+
+async def _send(server: Server, owed: OwedAbort) -> None:
+    next_time = trio.current_time() + REPEAT_S
+    try:
+        with trio.move_on_after(_ONE_ABORT_S):
+            data = post_request(server.abort_head, abort_body(owed.rid))
+            _ = await _sent(server, data, fresh=False) or await _sent(server, data, fresh=True)
+    except NotConnected as error:
+        if not error.ours:
+            server.tell(Told(Event.UNREACHABLE, why=str(error)))
+    except (ConnectionBroken, BadResponse) as error:
+        _log.warning("POST %s abort of %s: %s", server.url, owed.rid, error)
+    finally:
+        server.owed.note_try(owed, next_time=next_time)
+
+
+async def _sent(server: Server, data: bytes, *, fresh: bool) -> bool:
+    """Send one abort; False if a reused connection had been closed by the server meanwhile."""
+    with await server.aborts.take(fresh=fresh) as exchange:
+        try:
+            await exchange.send(data)
+            await exchange.receive()
+        except ConnectionBroken as error:
+            if exchange.reused and not error.answered:
+                return False
+            raise
+    return True
+
+
+async def _settle_debts(fleet: Fleet, server: Server) -> None:
+    """Whenever a server can be told to abort again, have its debts sent until it runs none of them; the rest are orphans."""
+    while True:
+        await server.changed.wait_until(lambda: server.owed.debts and server.standing.samples)
+        debts, settled = server.owed.all_debts(), False
+        with trio.move_on_after(fleet.settings.abort):
+            settled = await _until_none_runs(server, debts)
+        if not settled:
+            if not server.standing.samples:
+                continue  # they are still owed
+            with trio.move_on_after(fleet.settings.control):
+                await _count_orphans(fleet, server, most=len(debts))
+        for owed in debts:
+            server.owed.end(owed)
+
+
+async def _until_none_runs(server: Server, debts: Sequence[OwedAbort]) -> bool:
+    """Abort these until the server runs none of them, and return True; False: it is paused or lost again."""
+    while server.standing.samples:
+        server.owed.call_in(debts, now=trio.current_time())
+        await server.owed.changed.wait_until(server.owed.has_tried_debts)
+        await wait_s(REPEAT_S)
+        if await _is_idle(server):
+            return server.standing.samples
+    return False

@@ -28,8 +28,7 @@ from ..abc import ModelInput, OnTokens
 from ..errors import RequestRejected
 from ..tokenizer import Tokenizer, load_tokenizer
 from . import _control as control
-from ._call import Decoding
-from ._cancellation import abort_once, reap
+from ._cancellation import pay
 from ._fleet import Fleet
 from ._generate import Generation
 from ._probe import probe
@@ -203,10 +202,9 @@ class SGLangServers:
 async def _serve(fleet: Fleet, *, task_status: trio.TaskStatus[None]) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(probe, fleet)
-        nursery.start_soon(reap, fleet)
         for server in fleet.servers:
             nursery.start_soon(server.calls.serve)
-            nursery.start_soon(server.leaving.serve, partial(abort_once, server))
+            nursery.start_soon(pay, fleet, server)
         task_status.started()
 
 
@@ -214,7 +212,7 @@ async def _leave(fleet: Fleet) -> None:
     """Say what stays behind. Does not wait for paused servers."""
     if not fleet.window:
         await control.resume_quietly(fleet, seconds=_LAST_RESUME_S)
-    owed = {server.url: len(rids) for server, rids in fleet.debts.items() if server.standing.may_be_paused}
+    owed = {server.url: server.owed.debts for server in fleet.servers if server.owed.debts}
     if owed:
         _log.warning("left with aborts owed to servers that are still paused: %s", owed)
 
@@ -253,7 +251,7 @@ async def open_sglang_servers(
     try:
         vocab_size = await vocab_size_of(await meet(servers, settings), settings, run_sync)
         encoder = RequestEncoder(vocab_size, await context_length_of(servers, settings))
-        fleet = Fleet(roster, settings, ports or Ports(), encoder, Decoding(run_sync))
+        fleet = Fleet(roster, settings, ports or Ports(), encoder, run_sync)
         async with open_service(partial(_serve, fleet), lambda _value, _error: _leave(fleet)):
             yield SGLangServers(fleet=fleet, tokenizer=loaded, abort_s=settings.abort, control_s=settings.control)
     finally:

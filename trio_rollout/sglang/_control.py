@@ -19,10 +19,11 @@ from .._util.time import try_every
 from ..errors import ServerError
 from ._calls import Unanswered, Unreachable, call, is_ready, load, model_info, on_each
 from ._fleet import Fleet
-from ._owed_aborts import REPEAT_S
 from ._server import Server
 from ._wire import ABORT, CONTINUE, FLUSH, PAUSE, abort_all_body, flushed, pause_body
 
+_REPEAT_S: Final = 0.5
+"""A call that a server refuses for now is repeated, but not more often than this."""
 _log: Final = logging.getLogger("trio_rollout.sglang")
 # A server that was lost before it could be resumed gets one short try here; the probe goes on after that.
 LOST_RESUME_S: Final = 2.0
@@ -132,7 +133,7 @@ async def _continue(server: Server, *, until: float) -> bool:
         await continue_once(server, until=until)
         return not _is_stuck(server)
 
-    return await try_every(REPEAT_S, attempt, until=until)
+    return await try_every(_REPEAT_S, attempt, until=until)
 
 
 async def resume(fleet: Fleet, *, seconds: float) -> None:
@@ -223,7 +224,7 @@ async def _flush(server: Server) -> bool:
 async def flush_cache(fleet: Fleet, *, seconds: float) -> None:
     """Empty every answering server's prefix cache; see ``ServerControl.flush_cache``."""
     await _all_or_error(
-        fleet, lambda server: try_every(REPEAT_S, partial(_flush, server)), seconds=seconds, what="flush"
+        fleet, lambda server: try_every(_REPEAT_S, partial(_flush, server)), seconds=seconds, what="flush"
     )
 
 
@@ -238,7 +239,10 @@ async def _abort_all(server: Server) -> bool:
 async def abort_until_idle(fleet: Fleet, *, seconds: float) -> None:
     """Abort everything on every answering server until none runs anything."""
     await _all_or_error(
-        fleet, lambda server: try_every(REPEAT_S, partial(_abort_all, server)), seconds=seconds, what="abort until idle"
+        fleet,
+        lambda server: try_every(_REPEAT_S, partial(_abort_all, server)),
+        seconds=seconds,
+        what="abort until idle",
     )
 
 

@@ -1,6 +1,6 @@
 """All servers as one: the choice of the server that gets the next request, and the requests that wait for one.
 
-Owns: the weight-update window, the affinity of session keys, the debts, the counts. Between choosing a server and counting the
+Owns: the weight-update window, the affinity of session keys, the counts. Between choosing a server and counting the
 request on it there is no checkpoint, so a burst spreads evenly.
 """
 
@@ -15,7 +15,7 @@ import trio
 from .._core.server import Event, Told
 from .._core.statistics import ServerCounts, ServerStatistics
 from .._util.ports import Ports
-from ._call import Decoding
+from .._util.threads import RunSync
 from ._server import Roster, Server
 from ._settings import ServerSettings
 from ._wire import RequestEncoder
@@ -30,13 +30,14 @@ class Fleet:
     settings: ServerSettings
     ports: Ports
     requests: RequestEncoder
-    decoding: Decoding = attrs.field(factory=Decoding)
+    run_sync: RunSync
+    """Decodes large answers in threads."""
+    decoding: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
+    """One large answer at a time: threads that want the same interpreter only get into each other's way."""
     window: bool = attrs.field(default=False, init=False)
     """A pause was asked for and no resume yet: nothing is sent anywhere. Changed by ``begin_window`` and ``end_window``."""
     orphans: int = attrs.field(default=0, init=False)
     late: int = attrs.field(default=0, init=False)
-    debts: dict[Server, list[str]] = attrs.field(factory=dict, init=False)
-    """Aborts owed to servers that were paused when they fell due."""
     _choices: int = attrs.field(default=0, init=False)
     _affinity: OrderedDict[str, Server] = attrs.field(factory=OrderedDict, init=False)
 
@@ -148,11 +149,6 @@ class Fleet:
     def _is_blocked_otherwise(self, reason: str | None) -> bool:
         return self.blocked_reason() != reason
 
-    def owe_abort(self, server: Server, rid: str) -> None:
-        """Leave an abort to the reaper."""
-        self.debts.setdefault(server, []).append(rid)
-        server.changed.notify()
-
     def statistics(self) -> ServerStatistics:
         """Return the counts of this moment."""
         return ServerStatistics(
@@ -168,7 +164,7 @@ class Fleet:
                 for server in self.servers
             ),
             connections=sum(server.connections for server in self.servers),
-            debts=sum(len(rids) for rids in self.debts.values()),
+            owed_aborts=sum(server.owed.debts for server in self.servers),
             orphans=self.orphans,
             late=self.late,
         )

@@ -2,23 +2,103 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import final
+from http import HTTPStatus
+from typing import Final, final
 
 import attrs
 import trio
 
+from .._core.enums import Stop
 from .._core.sampling import SamplingParams
-from .._core.server import Event, Told
+from .._core.server import Event, Named, Told
 from .._core.values import Turn
 from .._http import EVENT_STREAM, BadResponse, ConnectionBroken, Exchange, NotConnected, Response, post_request
 from .._util.time import backoff_s, wait_s
 from ..abc import ModelInput, OnTokens
-from ..errors import ServerBusy, ServerError
-from ._call import Call
-from ._cancellation import abort_once, close_unanswered, count_late, look_s, read_on
+from ..errors import ServerBusy, ServerError, ServerLost
+from ._cancellation import abort_once, leave
 from ._fleet import Fleet
 from ._server import Server
-from ._wire import GenerateRequest, StreamDecoder, nothing_moved
+from ._wire import (
+    GENERATE,
+    GenerateRequest,
+    StreamDecoder,
+    decode_turn,
+    error_of,
+    nothing_moved,
+    says_abort,
+    words_of,
+)
+
+# Decoding holds the interpreter for milliseconds at a time in a thread too. Measured with a 1 ms ticker, p99 excess on the
+# loop and in a thread: 8,192 tokens (380 kB) 7 and 6 ms, 16,384 17 and 11 ms, 32,768 49 and 12 ms. A thread costs 0.2 ms.
+_THREAD_BYTES: Final = 512 * 1024
+
+
+def _is_stream(response: Response) -> bool:
+    return (response.header(b"content-type") or "").startswith(EVENT_STREAM)
+
+
+@final
+@attrs.define(eq=False)  # frozen costs a call for each field
+class Call:
+    """One try: where it goes, under which rid, what the server's weights were called when it was sent, and its stream."""
+
+    server: Server
+    rid: str
+    request: GenerateRequest
+    named: Named
+    stream: StreamDecoder | None
+
+    @property
+    def attempted(self) -> str:
+        """Who was asked for what: the beginning of every error message about it."""
+        return f"POST {self.server.url}{GENERATE} {self.rid}"
+
+    def version_of(self, name: object) -> int:
+        """What a version's name in its answer stands for."""
+        return self.server.weights.version_of(name, self.named)
+
+    def undecoded(self, response: Response) -> bytes | memoryview:
+        """What ``turn_of`` has to decode, wherever it runs: the body, or the newest of the whole answers that a stream repeats."""
+        if self.stream is None or not _is_stream(response):
+            return response.body
+        # A stream of announced length is decoded as it is fed, and tells of progress: on the loop.
+        return b"" if response.body else self.stream.newest
+
+    def turn_of(self, response: Response) -> Turn:
+        """The answer as a Turn.
+
+        Raises:
+          RequestRejected, ServerBusy, ServerError: it is none; in the server's words.
+          ServerLost: a stream that ended before the answer did.
+
+        """
+        if response.status != HTTPStatus.OK:
+            retry_after = response.header(b"retry-after")
+            raise error_of(self.attempted, response.status, words_of(response.body), retry_after=retry_after)
+        if self.stream is None or not _is_stream(response):
+            return decode_turn(response.body, self)
+        self.stream.feed(bytes(response.body))  # what did not go through it while it came
+        turn = self.stream.turn(self)
+        if turn is None:
+            raise self.lost("the stream ended without its last event")
+        return turn
+
+    def lost(self, why: str) -> ServerLost:
+        """The exception for an answer that never became complete, with what a stream had brought."""
+        tokens = self.stream.cut_off(self) if self.stream is not None else None
+        return ServerLost(f"{self.attempted}: {why}", tokens=tokens)
+
+    def unwatch(self) -> None:
+        """Report no more progress: nobody waits for this answer."""
+        if self.stream is not None:
+            self.stream.moved = nothing_moved
+            self.stream.on_tokens = None
+
+    def turn_now(self, response: Response) -> Turn | None:
+        """Return the answer as a Turn; None if it is so large that it has to be decoded in a thread. Raises as ``turn_of`` does."""
+        return self.turn_of(response) if len(self.undecoded(response)) < _THREAD_BYTES else None
 
 
 @final
@@ -32,21 +112,21 @@ class Generation:
     extra: Mapping[str, object]
     affinity: str | None
     abort_s: float
-    moved: Callable[[], None] | None = None
+    on_progress: Callable[[], None] | None = None
     on_tokens: OnTokens | None = None
-    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+    while_waiting: Callable[[], AbstractContextManager[None]] = nullcontext
     request: GenerateRequest = attrs.field(init=False)
     _refusals: int = attrs.field(default=0, init=False)
 
     async def run(self) -> Turn:
         """Try until there is an answer; see ``InferenceServers.generate``."""
         fleet = self.fleet
-        streams = self.moved is not None or self.on_tokens is not None
+        streams = self.on_progress is not None or self.on_tokens is not None
         self.request = fleet.requests.encode(self.input_ids, self.sampling, self.extra, stream=streams)
         while True:
             server = fleet.choose_now(self.affinity)
             if server is None:
-                with self.waiting():
+                with self.while_waiting():
                     server = await fleet.choose(self.affinity)
             server.in_flight += 1
             try:
@@ -73,14 +153,22 @@ class Generation:
                 call = Call(server, self.fleet.ports.new_rid(), self.request, server.weights.now, self._stream())
                 response = await self._exchange(call, exchange)
             if response is not None:
-                turn = self.fleet.decoding.turn_now(call, response)
-                return self._told(call, turn or await self.fleet.decoding.turn(call, response))
+                return self._told(call, call.turn_now(response) or await self._turn_in_a_thread(call, response))
             exchange = None  # that one was stale, which a new connection never is
 
+    async def _turn_in_a_thread(self, call: Call, response: Response) -> Turn:
+        """Return a large answer as a Turn.
+
+        Blocks until the large answers before it are decoded, and it is. Cancelled before it is begun, it is never decoded;
+        later its end is waited for and the Turn returned, as for every answer that was there before its cancellation.
+        """
+        async with self.fleet.decoding:
+            return await self.fleet.run_sync(call.turn_of, response)
+
     def _stream(self) -> StreamDecoder | None:
-        if self.moved is None and self.on_tokens is None:
+        if self.on_progress is None and self.on_tokens is None:
             return None
-        return StreamDecoder(self.moved or nothing_moved, self.on_tokens)
+        return StreamDecoder(self.on_progress or nothing_moved, self.on_tokens)
 
     async def _connect(self, server: Server) -> Exchange | None:
         """A new connection; None: the server can't be reached, and is lost."""
@@ -100,7 +188,10 @@ class Generation:
         return turn
 
     async def _exchange(self, call: Call, exchange: Exchange) -> Response | None:
-        """Send and receive; None if a reused connection ended before one byte of the answer."""
+        """Send and receive; None if a reused connection ended before one byte of the answer.
+
+        Cancelled after the whole request has gone out, the request is left (see ``leave``) before Cancelled goes on.
+        """
         server = call.server
         if call.stream is not None:
             exchange.observe(EVENT_STREAM, call.stream.feed)
@@ -113,26 +204,32 @@ class Generation:
                 return await exchange.receive()
             except trio.Cancelled:
                 call.unwatch()
-                with trio.move_on_after(self.abort_s - look_s(self.abort_s), shield=True):
-                    await read_on(call, exchange)
+                await leave(self.fleet, server, call.rid, exchange, abort_s=self.abort_s)
+                self._count_late(call, exchange.response)
                 raise
             finally:
                 server.sent -= 1
         except ConnectionBroken as error:
-            with trio.move_on_after(self.abort_s, shield=True):
-                if exchange.sent or error.answered:
-                    await abort_once(server, call.rid)
+            if exchange.sent or error.answered:
+                await abort_once(server, call.rid, abort_s=self.abort_s)
             if exchange.reused and not error.answered:
                 return None
             raise call.lost(str(error)) from error
         except BadResponse as error:
             raise ServerError(f"{call.attempted}: {error}") from error
-        except trio.Cancelled:
-            if exchange.sent and exchange.response is None:
-                with trio.move_on_after(look_s(self.abort_s), shield=True):
-                    await close_unanswered(self.fleet, call, exchange)
-            count_late(self.fleet, call, exchange)
-            raise
+
+    def _count_late(self, call: Call, response: Response | None) -> None:
+        """Count an answer that came after its request was cancelled and that is complete; its tokens are not used."""
+        if response is None:
+            return
+        try:
+            turn = call.turn_now(response)
+        except ServerError:
+            return
+        if turn is not None:
+            self.fleet.late += turn.stop is not Stop.ABORT
+        else:
+            self.fleet.late += not says_abort(call.undecoded(response))
 
     def _note_busy(self, server: Server, busy: ServerBusy) -> None:
         settings = self.fleet.settings
@@ -153,5 +250,5 @@ class Generation:
         until = [server.busy_until for server in self.fleet.roster.usable]
         left = min(until, default=0.0) - trio.current_time()
         if self._refusals and left > 0:
-            with self.waiting():
+            with self.while_waiting():
                 await wait_s(left)

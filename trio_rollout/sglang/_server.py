@@ -4,8 +4,10 @@
 """
 
 import logging
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from heapq import heappop, heappush
 from typing import Any, Final, Generic, TypeVar, final
 
 import attrs
@@ -15,13 +17,14 @@ import trio
 from .._core.server import Effect, Event, Standing, Told, Weights, step
 from .._http import Address, Connector, Pool, PoolTransport, post_head
 from .._util.condition import Condition
-from ._owed_aborts import RESERVED, AbortLane, LeavingRequests
 from ._settings import ServerSettings
 from ._wire import ABORT, GENERATE
 
 _log: Final = logging.getLogger("trio_rollout.sglang")
 # Control calls are few and short: what is idle may go quickly.
 _CONTROL_IDLE: Final = 4
+# Connections for aborts: a server answers an abort at once, so a few carry them all.
+_RESERVED: Final = 8
 # SGLang notices a closed socket after 3 to 4 s; what runs after that is another orphan.
 _ORPHAN_LIFE_S: Final = 3.0
 
@@ -202,16 +205,131 @@ class Look:
 
 
 @final
+@attrs.define(eq=False, repr=False)
+class OwedAbort:
+    """One abort that is owed. ``waiter``: the scope of the call that waits for it, which ends when it is cancelled."""
+
+    rid: str
+    once: bool = False
+    """It is tried once, and its waiter then let go."""
+    waiter: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+    is_debt: bool = attrs.field(default=False, init=False)
+    """No call waits for it any more."""
+    in_line: bool = attrs.field(default=False, init=False)
+    tries: int = attrs.field(default=0, init=False)
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class OwedAborts:
+    """What is owed to one server: ``rid -> (next try, who waits)``. An entry that no one waits for is a debt. No I/O.
+
+    Each step costs the same whatever is owed, but for a heap's logarithm: 8,000 requests may be left at once.
+    """
+
+    _all: dict[str, OwedAbort] = attrs.field(factory=dict, init=False)
+    _line: list[tuple[float, int, OwedAbort]] = attrs.field(factory=list, init=False)
+    """A heap by the time of the next try. Entries that are not owed any more are dropped when they come first."""
+    _entered: int = attrs.field(default=0, init=False)
+    _untried: int = attrs.field(default=0, init=False)
+    debts: int = attrs.field(default=0, init=False)
+    sending: int = attrs.field(default=0, init=False)
+    """Aborts under way, at most one for each reserved connection."""
+    changed: Condition = attrs.field(factory=Condition, init=False)
+    """Wakes the task that sends them."""
+
+    def add(self, rid: str, *, now: float, once: bool = False) -> OwedAbort:
+        """Owe an abort, due now. The caller waits in its scope."""
+        owed = self._all[rid] = OwedAbort(rid, once)
+        self._enter(owed, now)
+        return owed
+
+    def end(self, owed: OwedAbort) -> None:
+        """It is not owed any more."""
+        del self._all[owed.rid]
+        self.debts -= owed.is_debt
+
+    def let_stand(self, owed: OwedAbort) -> None:
+        """Its caller waits no longer: it is a debt from now on."""
+        owed.is_debt = True
+        self.debts += 1
+
+    def let_go(self) -> None:
+        """End every wait: the server acknowledges nothing any more."""
+        for owed in self._all.values():
+            if not owed.is_debt:
+                owed.waiter.cancel(reason="the server is paused")
+
+    def all_debts(self) -> Sequence[OwedAbort]:
+        """Return those that no one waits for."""
+        return [owed for owed in self._all.values() if owed.is_debt]
+
+    def call_in(self, debts: Sequence[OwedAbort], *, now: float) -> None:
+        """Have each of these debts tried once, from now on."""
+        self._untried = len(debts)
+        for owed in debts:
+            self._enter(owed, now)
+
+    def has_tried_debts(self) -> bool:
+        """Return True once every debt that was called in has been tried, or is held back again."""
+        return self._untried <= 0
+
+    def next_time(self) -> float:
+        """Return when the next try is due; infinite while there is none, or no connection for it."""
+        while self._line and self._line[0][2].rid not in self._all:
+            heappop(self._line)
+        return self._line[0][0] if self._line and self.sending < _RESERVED else math.inf
+
+    def is_due_before(self, time: float) -> bool:
+        """Return True if a try is due before that time."""
+        return self.next_time() < time
+
+    def take(self, *, debts: bool) -> OwedAbort | None:
+        """Take the first out of the line, for a try; ``note_try`` puts it back. None for a debt, if they are held back."""
+        _, _, owed = heappop(self._line)
+        owed.in_line = False
+        if owed.is_debt and not debts:
+            self._note_debt()
+            return None
+        self.sending += 1
+        return owed
+
+    def note_try(self, owed: OwedAbort, *, next_time: float) -> None:
+        """It was tried. If a call waits for it still, it is tried again at that time; a debt is called in again."""
+        self.sending -= 1
+        owed.tries += 1
+        if owed.is_debt:
+            self._note_debt()
+        elif owed.once:
+            owed.waiter.cancel(reason="its abort was tried")
+        elif owed.rid in self._all:
+            self._enter(owed, next_time)
+        self.changed.notify()
+
+    def _note_debt(self) -> None:
+        self._untried -= 1
+        self.changed.notify()
+
+    def _enter(self, owed: OwedAbort, next_time: float) -> None:
+        if not owed.in_line:
+            owed.in_line = True
+            self._entered += 1
+            heappush(self._line, (next_time, self._entered, owed))
+            self.changed.notify()
+
+
+@final
 @attrs.define(eq=False)
 class Server:
     """One server, as the client knows it."""
 
     address: Address
     work: Pool = attrs.field(repr=False)
-    aborts: AbortLane = attrs.field(repr=False)
+    aborts: Pool = attrs.field(repr=False)
     control: Pool = attrs.field(repr=False)
     client: httpx.AsyncClient = attrs.field(repr=False)
     generate_head: bytes = attrs.field(repr=False)
+    abort_head: bytes = attrs.field(repr=False)
     roster: Roster = attrs.field(factory=Roster, repr=False)
     standing: Standing = attrs.field(factory=Standing, init=False)
     """Changed by ``tell``."""
@@ -224,6 +342,8 @@ class Server:
     """Requests of ours that have chosen it and have not ended."""
     sent: int = attrs.field(default=0, init=False)
     """Those of them that have gone out whole."""
+    closed: int = attrs.field(default=0, init=False)
+    """Those of these whose connection was closed without an answer, while a look tells if they still run."""
     requests: int = attrs.field(default=0, init=False)
     """Requests that have gone out to it, ever."""
     chosen: int = attrs.field(default=0, init=False)
@@ -231,8 +351,8 @@ class Server:
     busy_until: float = attrs.field(default=0.0, init=False)
     orphans: deque[float] = attrs.field(factory=deque, init=False, repr=False)
     """When orphans were counted here that may still run."""
-    leaving: LeavingRequests = attrs.field(factory=LeavingRequests, init=False, repr=False)
-    """Requests of ours that were cancelled and have not ended."""
+    owed: OwedAborts = attrs.field(factory=OwedAborts, init=False, repr=False)
+    """Aborts of requests of ours that were cancelled and may not have ended."""
     look: Look = attrs.field(factory=Look, init=False, repr=False)
     """At its load."""
 
@@ -249,7 +369,7 @@ class Server:
     @property
     def connections(self) -> int:
         """Open connections to it, idle ones included."""
-        return self.work.connections + self.aborts.pool.connections + self.control.connections
+        return self.work.connections + self.aborts.connections + self.control.connections
 
     def tell(self, told: Told) -> None:
         """Change what is known about it by the table, and perform the effects.
@@ -278,7 +398,7 @@ class Server:
             case Effect.WAKE:
                 self.roster.changed.notify()
             case Effect.LET_GO:
-                self.leaving.give_up()
+                self.owed.let_go()
             case Effect.RESUME | Effect.LOOK | Effect.PAY:
                 self.changed.notify()
             case Effect.REPORT_LOST:
@@ -312,7 +432,7 @@ class Server:
     def close(self) -> None:
         """Leave the server: close all idle connections, and those in use when they are given back."""
         self.tell(Told(Event.LEFT))
-        for pool in (self.work, self.aborts.pool, self.control):
+        for pool in (self.work, self.aborts, self.control):
             pool.close()
 
 
@@ -327,7 +447,7 @@ def new_server(address: Address, settings: ServerSettings, connect: Connector, r
     server = Server(
         address=address,
         work=pool(settings.max_idle),
-        aborts=AbortLane(pool(RESERVED), post_head(address, ABORT, headers=headers)),
+        aborts=pool(_RESERVED),
         control=control,
         client=httpx.AsyncClient(
             transport=PoolTransport(control),
@@ -337,6 +457,7 @@ def new_server(address: Address, settings: ServerSettings, connect: Connector, r
             trust_env=False,
         ),
         generate_head=post_head(address, GENERATE, headers=headers),
+        abort_head=post_head(address, ABORT, headers=headers),
         roster=roster or Roster(),
     )
     server.roster.servers.append(server)

@@ -82,7 +82,7 @@ class NoServers:
 
     def statistics(self) -> ServerStatistics:
         """Return counts that are all zero."""
-        return ServerStatistics(servers=(), connections=0, debts=0, orphans=0, late=0)
+        return ServerStatistics(servers=(), connections=0, owed_aborts=0, orphans=0, late=0)
 
 
 @final

@@ -253,7 +253,7 @@ class FakeServers:
             in_flight=len(self._running),
             requests=self.calls,
         )
-        return ServerStatistics(servers=(server,), connections=0, debts=0, orphans=0, late=0)
+        return ServerStatistics(servers=(server,), connections=0, owed_aborts=0, orphans=0, late=0)
 
 
 def _ids_of(prompt: ModelInput) -> IdArray:
