@@ -7,7 +7,7 @@ from trio_rollout.sglang._wire import decoding
 
 @pytest.fixture(scope="module", params=["pure", "native"])
 def decoder(request):
-    """Which of the two decodes: a test that uses this runs with each."""
+    """Run the test with each of the two decoders."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "pure":
             patch.setattr(decoding, "cut", None)

@@ -1,4 +1,4 @@
-"""What the tests of the client share: a client of a few fake servers, in memory or over sockets."""
+"""Shared parts of the client's tests: a client of a few fake servers, in memory or over sockets."""
 
 import random
 import ssl
@@ -18,7 +18,7 @@ from trio_rollout.testing import FakeSGLang, Link, Plan, SimHost, SimNet, open_f
 FIVE = SamplingParams(max_new_tokens=5)
 PROMPT = [1, 2, 3]
 EXPECTED = [6, 7, 8, 9, 10]
-"""What the fake says to PROMPT under FIVE."""
+"""The fake's answer to PROMPT under FIVE."""
 PROMPT_LINK = Link(latency=(0.0, 0.0), split=0.0)
 """A network that takes no time, so that tests can say when things happen."""
 SETTINGS = ServerSettings(vocab_size=1000)
@@ -37,7 +37,7 @@ class World:
         return self.fakes[0]
 
     def host(self, fake: FakeSGLang | None = None) -> SimHost:
-        """Where a fake server (by default the first) lives."""
+        """The host of a fake server (by default of the first)."""
         return self.net.host((fake or self.fake).url)
 
 
@@ -67,7 +67,7 @@ async def socket_world(*plans: Plan, settings: ServerSettings = SETTINGS, **fake
 
 @attrs.frozen(kw_only=True)
 class Asked:
-    """What a call is to whoever reads its answer."""
+    """A call, as its answer's reader sees it."""
 
     attempted: str
     rid: str

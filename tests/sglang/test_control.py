@@ -227,7 +227,7 @@ async def test_a_restarted_server_with_old_weights_gets_no_work_until_it_has_the
 
 
 async def test_a_server_whose_answers_name_another_version_is_asked_and_set_aside(autojump_clock):
-    """It restarted so quickly that nobody saw it go."""
+    """The server restarted so quickly that no request failed."""
     async with memory_world((), ()) as run:
         for fake in run.fakes:
             fake.version = "3"

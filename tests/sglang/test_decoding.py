@@ -1,4 +1,4 @@
-"""Where answers are decoded: small ones on the loop, large ones in a thread, one at a time."""
+"""Small answers are decoded on the loop, large ones in a thread, one at a time."""
 
 import json
 
@@ -86,7 +86,7 @@ def large_event(rid):
 
 
 async def test_a_large_stream_that_comes_in_one_piece_tells_of_its_progress_on_the_loop(autojump_clock):
-    """What is told must not be told from a thread: there is no clock to wind there."""
+    """Progress is never reported from a thread, which has no clock to reset."""
     threads, told = Threads(), []
 
     def plan(seen):

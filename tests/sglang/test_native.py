@@ -24,7 +24,7 @@ needs_extension = pytest.mark.skipif(CUT is None, reason="the C extension is not
 
 
 def test_the_extension_is_compiled():
-    """Users may do without a compiler; whoever works on this project has one, and tests what it gives."""
+    """Users may do without a compiler; developers of this project have one, and test the extension."""
     assert CUT is not None, "run make setup: trio_rollout/sglang/_wire/_triples.c was not compiled"
 
 
@@ -51,7 +51,7 @@ def body_of(triples, ids=None, *, meta="", top=""):
 
 
 def floats(log_probs):
-    """What the extension makes of these numbers: float32, or None if it refuses them."""
+    """Return the extension's float32 of these numbers, or None if it refuses them."""
     found = CUT(body_of([f"[{number},1,null]" for number in log_probs]))
     return None if found is None else np.frombuffer(found[1], np.float32)
 

@@ -140,7 +140,7 @@ async def test_a_server_that_another_client_pauses_is_found_out_by_the_first_req
                 await run.servers.generate(PROMPT, FIVE)
         assert [len(fake.generates) for fake in run.fakes] == [1, 4]
         assert run.fake.url in caplog.text
-        assert sent(run.fake, "/continue_generation") == []  # whoever paused it has reasons
+        assert sent(run.fake, "/continue_generation") == []  # the client that paused it has reasons
         run.fake.resume()
         await trio.sleep(5)
         assert all(server.usable for server in run.servers.statistics().servers)
@@ -156,7 +156,7 @@ async def test_versions_asked_before_an_update_and_answered_after_it(autojump_cl
             fake.version = "1"
         await run.servers.versions()
         run.servers.require_version(1)
-        nursery.start_soon(run.servers.versions)  # somebody looks
+        nursery.start_soon(run.servers.versions)  # a look by a user
         await trio.sleep(0.1)
         await update_and_use(run, 2)
 
