@@ -24,7 +24,7 @@ STAGE_OF = {room: stage for stage, rooms in STAGES.items() for room in rooms.spl
 WIRING = {"", "testing", "cli", "sessions"}
 # The one module of the engine that puts stages together, and the parts of the engine that do not know each other.
 ENGINE_WIRING = "trio_rollout.engine._engine"
-ENGINE_PARTS = {f"trio_rollout.engine._{name}" for name in ("pool", "delivery", "weights")}
+ENGINE_PARTS = {f"trio_rollout.engine._{name}" for name in ("pool", "delivery", "weights", "evaluation")}
 # The ground floor: what a shared room may import of the package.
 FLOORS = {"_util": {"_util", "_core", "errors"}, "_http": {"_http", "_util", "_core", "errors"}}
 

@@ -42,7 +42,7 @@ class RolloutEngine:
     _pool: Pool
     _delivery: Delivery
     _weights: Weights
-    _leave_by: float = attrs.field(default=math.inf, init=False)
+    _leave_by: float = attrs.field(default=-math.inf, init=False)
 
     async def next_batch(self, size: int) -> Batch:
         """Wait for ``size`` finished groups and take them.

@@ -253,10 +253,12 @@ class Pool:
 
     async def close(self, seconds: float) -> None:
         """Give back every group that is unfinished or was not taken, within ``seconds``; every task has ended."""
-        await self._give_back(seconds, State.WAITING, State.RUNNING, State.READY)
-        for entry in self.state.book.entries(State.RUNNING):  # with a ledger, or if the source did not take it
-            self.state.book.apply(entry, Event.REQUEUE)
-        self.state.go_on_to(Phase.CLOSED)
+        try:
+            await self._give_back(seconds, State.WAITING, State.RUNNING, State.READY)
+        finally:
+            for entry in self.state.book.entries(State.RUNNING):  # with a ledger, or if the source did not take it
+                self.state.book.apply(entry, Event.REQUEUE)
+            self.state.go_on_to(Phase.CLOSED)
 
     async def _give_back(self, seconds: float, *states: State) -> None:
         """Return the groups in these states to the source; with a ledger they stay where they are.

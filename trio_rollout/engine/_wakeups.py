@@ -1,4 +1,4 @@
-"""The wake-ups of an engine's waiting tasks, one condition for each kind of waiter."""
+"""The wake-ups of an engine's waiting tasks, one condition for each kind of waiter (decision 0032)."""
 
 from typing import final
 
