@@ -71,7 +71,7 @@ import trio_rollout
 from trio_rollout.sglang._wire import decoding
 assert trio_rollout.__file__.startswith(sys.argv[1])
 body = b'{"output_ids":[5],"meta_info":{"output_token_logprobs":[[-0.5,5,null]]}}'
-print(decoding.cut is not None, list(decoding.decode_whole(body).output_ids) == [5])
+print(decoding.cut is not None, list(decoding.decode_answer(body).output_ids) == [5])
 """
 
 

@@ -47,7 +47,7 @@ async def test_every_server_that_is_down_is_named():
     ("action", "words"),
     [
         (Reply(status=200, body={"hello": "world"}), "does not speak SGLang.*hello"),
-        (Reply(status=200, body=b"<html>"), "no JSON.*<html>"),
+        (Reply(status=200, body=b"<html>"), "not JSON.*<html>"),
         (Reply(status=500, body={"error": "starting"}), "answered 500: starting"),
         (Reply(status=401, body={"error": {"message": "no key"}}), "no key"),
         (Fault.NOT_HTTP, "not HTTP"),

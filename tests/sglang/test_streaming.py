@@ -270,9 +270,9 @@ def test_an_event_that_is_nested_without_end_is_a_server_error(before):
     assert len(told) <= before
 
 
-def test_whole_answers_are_not_decoded_one_by_one():
-    """A long stream of whole answers costs one decoding, not one for each token."""
+def test_answers_that_repeat_are_not_decoded_one_by_one():
+    """A long stream whose events repeat the answer costs one decoding, not one for each token."""
     decoder = decoded(events(300, incremental=False))
 
-    assert decoder._whole
+    assert decoder._repeats
     assert len(decoder.turn(asked()).output_ids) == 300

@@ -101,7 +101,7 @@ async def test_both_libraries_get_their_own_answers_and_errors(autojump_clock, l
         assert type(answer) is library.Response
         assert answer.json()["weight_version"] == "default"
         assert (await client.get(f"{run.fake.url}/model_info")).status_code == 200
-        with pytest.raises(library.UnsupportedProtocol, match="none of these servers"):
+        with pytest.raises(library.UnsupportedProtocol, match="not one of these servers"):
             await client.get("http://elsewhere/v1")
 
 

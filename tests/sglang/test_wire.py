@@ -106,8 +106,8 @@ def test_a_text_prompt_comes_back_as_ids():
 
 
 DAMAGE = {
-    "no JSON": (b"{", "no answer"),
-    "another type": ([1, 2], "no answer"),
+    "not JSON": (b"{", "not with an answer"),
+    "another type": ([1, 2], "not with an answer"),
     "nested without end": (
         json.dumps(answer(meta={"x": 7})).replace("7}", "[" * 5000 + "]" * 5000 + "}").encode(),
         "recursion",
@@ -124,7 +124,7 @@ DAMAGE = {
         answer(meta={"output_token_logprobs": [[-1, 7], [None, 8], [-1, 9]]}),
         r"output_token_logprobs.*\[1\]",
     ),
-    "a log-prob that is a string": (answer(meta={"output_token_logprobs": [["-1", 7]]}), "no answer"),
+    "a log-prob that is a string": (answer(meta={"output_token_logprobs": [["-1", 7]]}), "not with an answer"),
     "a negative id": (answer(output_ids=[7, 8, -9]), r"output_ids.*\[2\]"),
     "an id beyond 31 bits": (answer(output_ids=[7, 8, 2**31]), r"output_ids.*\[2\]"),
     "a negative id in both": (
@@ -133,7 +133,7 @@ DAMAGE = {
     ),
     "an id beyond 31 bits in both": (
         answer(output_ids=[2**31], meta={"output_token_logprobs": [[-1, 2**31]], "completion_tokens": 1}),
-        "2147483648|no token id|out of",
+        "2147483648|not a token id|out of",
     ),
     "another request's": (answer(meta={"id": "f" * 32}), "for request"),
     "another count": (answer(meta={"completion_tokens": 4}), "completion_tokens is 4"),
@@ -440,9 +440,9 @@ def test_f056_the_pause_mode_is_always_said(mode):
 def test_model_info_that_is_none_says_so():
     with pytest.raises(ServerError, match="does not speak SGLang"):
         wire.decode_model_info("GET x", b'{"hello": "world"}')
-    with pytest.raises(ServerError, match="no JSON"):
+    with pytest.raises(ServerError, match="not JSON"):
         wire.decode_model_info("GET x", b"<html>")
-    with pytest.raises(ServerError, match="no JSON"):
+    with pytest.raises(ServerError, match="not JSON"):
         wire.decode_model_info("GET x", b'{"x":' * 5000 + b"1" + b"}" * 5000)
 
 
@@ -463,7 +463,7 @@ def test_a_record_of_a_number_that_no_float_can_hold_counts_as_not_said(name, va
 
 @pytest.mark.parametrize("value", [-1e39, 3.5e38, -1e308])
 def test_a_log_prob_that_is_no_float32_is_refused(value):
-    with pytest.raises(ServerError, match=r"output_token_logprobs\[1\] is .*e\+?\d+, which is no float32"):
+    with pytest.raises(ServerError, match=r"output_token_logprobs\[1\] is .*e\+?\d+, which is not a float32"):
         decode(answer(meta={"output_token_logprobs": [[-1.0, 7], [value, 8], [-0.25, 9]]}))
 
 

@@ -3,10 +3,10 @@
 ``step(standing, told) -> standing, effects`` is the only place where a server's state changes. The client tells it of each
 call that it sends and of each answer, and performs the effects; it decides nothing of the sort itself.
 
-Two things make late answers harmless. Every call to a server opens a question with a number of its own, and the answer carries
-that number. An answer counts only if its question is the one that is open: a newer call, the beginning of a weight-update window
-and a newly required version close it. And what only the server's pauses decide is kept until the server has answered: a
-server to which a pause was sent gets no request before it has answered a resume, or a look.
+Two rules make late answers harmless. Every call to a server opens a question with a new number, and the answer carries that
+number. An answer counts only if its question is the one that is open: a newer call, the beginning of a weight-update window and
+a newly required version close it. And a server to which a pause was sent gets no request before it has answered a resume, or a
+look, whatever else was heard of it.
 
 The reasons are in docs/decisions/0029-no-pause-overtakes-a-resume.md and 0033-a-servers-life-is-a-table.md.
 """

@@ -1,4 +1,4 @@
-"""One control call through httpx, with its failures in this package's words; and the same call to many servers at once."""
+"""The questions that servers answer about themselves, each as one call through httpx, to one server or to many at once."""
 
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -38,16 +38,16 @@ class Reply:
 
     @property
     def ok(self) -> bool:
-        """The status says success."""
+        """True if the status says success."""
         return self.status == httpx.codes.OK
 
     @property
     def words(self) -> str:
-        """What it says, for people."""
+        """The answer's message, for people."""
         return words_of(self.body)
 
     def error(self) -> ServerError:
-        """The exception for an answer that is none of the expected ones."""
+        """Return the exception for an answer that was not expected."""
         return error_of(self.attempted, self.status, self.words)
 
 
@@ -62,7 +62,7 @@ class Unreachable(Unanswered):
 async def call(server: Server, method: str, path: str, body: Mapping[str, object] | None = None) -> Reply:
     """Make one control call; any status is an answer.
 
-    Blocks until the answer is there, without a limit of its own.
+    Blocks until the answer is there; the caller bounds it.
 
     Raises:
       Unreachable: no connection could be opened.
@@ -80,7 +80,7 @@ async def call(server: Server, method: str, path: str, body: Mapping[str, object
 
 
 async def _ask(server: Server, routes: tuple[str, ...]) -> Reply:
-    """The answer of the first of these routes that the server has; the others are its names in older builds.
+    """Return the answer of the first of these routes that the server has; older builds have the others.
 
     Raises:
       ServerError: none of them answers with success; the message has the words of the first.
@@ -122,7 +122,7 @@ async def context_length(server: Server) -> int | None:
 
 
 async def is_ready(server: Server) -> bool:
-    """Whether a server says that it samples: up and not paused. Builds without that route are taken to be.
+    """Return True if a server says that it is up and not paused. Builds without that route are taken to be.
 
     Raises:
       ServerError: it can't be reached.
@@ -136,7 +136,7 @@ async def workers(router: Server) -> Sequence[str]:
     """Ask a router for the URLs of its workers.
 
     Raises:
-      ServerError: it can't be reached or is no router.
+      ServerError: it can't be reached or is not a router.
 
     """
     reply = await _ask(router, WORKERS)
@@ -144,7 +144,7 @@ async def workers(router: Server) -> Sequence[str]:
 
 
 async def load(server: Server) -> int:
-    """How many requests a server runs or holds, whoever sent them.
+    """Return how many requests a server runs or holds, those of other clients too.
 
     Raises:
       ServerError: it does not say.
@@ -158,7 +158,7 @@ async def load(server: Server) -> int:
 
 @attrs.frozen
 class Outcome(Generic[T]):
-    """What became of the same call to several servers."""
+    """The answers and the failures of the same call to several servers."""
 
     answers: dict[Server, T] = attrs.field(factory=dict)
     failures: dict[Server, ServerError] = attrs.field(factory=dict)

@@ -1,6 +1,6 @@
-"""The servers as users and the engine see them, and the scope in which they exist.
+"""``SGLangServers`` and ``open_sglang_servers``: the client as users and the engine see it.
 
-The servers under an ``httpx`` client of the user's: every request goes to one of them, over the connections of generation.
+Also the transport for a user's ``httpx`` client, whose requests go to one of the servers over the connections of generation.
 """
 
 import logging
@@ -46,7 +46,7 @@ _LAST_RESUME_S: Final = 2 * control.LOST_RESUME_S
 @final
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class SGLangServers:
-    """SGLang servers, or one view of them with its own budgets. Made by ``open_sglang_servers``."""
+    """SGLang servers, or a view of them with other budgets. Made by ``open_sglang_servers``."""
 
     _fleet: Fleet = attrs.field(alias="fleet")
     _tokenizer: Tokenizer | None = attrs.field(alias="tokenizer")
@@ -60,13 +60,13 @@ class SGLangServers:
         return f"<SGLangServers {usable} of {len(now.servers)} usable, {in_flight} requests, {now.connections} connections>"
 
     def under(self, deadlines: Deadlines) -> "SGLangServers":
-        """The same servers, with these budgets for aborts and control calls. Everything else is shared."""
+        """Return the same servers, with these budgets for aborts and control calls. Everything else is shared."""
         return attrs.evolve(self, abort_s=deadlines.abort, control_s=deadlines.control)
 
     def encode(self, prompt: Prompt) -> ModelInput:
-        """The prompt as ``generate`` takes it: its ids, else its text or messages through the tokenizer.
+        """Return the prompt as ``generate`` takes it: its ids, else its text or messages through the tokenizer.
 
-        Text without a tokenizer stays text: the server then turns it into ids, and says which in its answer.
+        Without a tokenizer text stays text: the server turns it into ids, and returns them with its answer.
 
         Raises:
           RequestRejected: messages without a tokenizer, or a token id outside the vocabulary.
@@ -84,7 +84,7 @@ class SGLangServers:
             )
         return requests.checked(tokenizer.apply_chat_template(prompt.messages or ()))
 
-    def generate(  # returns the coroutine that does it: one less for each request in flight
+    def generate(  # returns the coroutine: one frame less for each request in flight
         self,
         input_ids: ModelInput,
         sampling: SamplingParams,
@@ -97,18 +97,18 @@ class SGLangServers:
     ) -> Coroutine[Any, Any, Turn]:
         """Sample one turn on one server; an aborted one returns with stop ABORT and the tokens it has.
 
-        The server is the one that last had this ``affinity`` while it can be used, else the least loaded one. A busy server
-        (503, 429, …) is asked again later, another one at once, under a fresh request id each time. With ``on_progress`` the
+        The server is the one that last had this ``affinity`` if it can be used, else the least loaded one. A busy server
+        (503, 429, …) is asked again later, another server at once, under a fresh request id each time. With ``on_progress`` the
         answer is streamed and ``on_progress()`` called for every piece of it; it must not block or raise. ``on_tokens``
-        streams it too, and is told which tokens there are so far. While every server is lost or busy it waits inside a
+        streams it too, and is called with the tokens so far. While every server is lost or busy, the call waits inside a
         ``while_waiting()`` block.
 
         Blocks until the answer is there; waits while no server is usable. **Without a deadline of the caller it may wait for
         ever.** Cancelled, the request is aborted on its server and its answer awaited, within the abort budget, before
-        Cancelled goes on; tokens sampled until then are lost.
+        Cancelled goes on; its tokens are lost.
 
         Raises:
-          RequestRejected: the servers' words for why no server will take this request.
+          RequestRejected: no server will take this request; in the server's words.
           ServerLost: the connection broke with the request on it; ``tokens`` has what a stream had brought until then.
           ServerError: any other failure.
 
@@ -120,7 +120,7 @@ class SGLangServers:
     async def pause(self, mode: PauseMode) -> None:
         """Pause every server that is not lost; nothing is sent to any of them until ``resume``.
 
-        Blocks until they say that they are paused. Cancelled, some of them may be paused: call ``resume``.
+        Blocks until they say that they are paused. Cancelled, it waits for the pauses that were sent; call ``resume`` then.
 
         Raises:
           ServerError: names the servers that could not be paused in time. They count as lost, and every server has been
@@ -142,22 +142,22 @@ class SGLangServers:
         await control.resume(self._fleet, seconds=self._control_s)
 
     async def versions(self) -> Mapping[str, int | None]:
-        """The weight version that each answering server names, by URL; None if it names no number.
+        """Return the weight version that each answering server names, by URL; None if it does not name a number.
 
-        ``default`` is no number, except from a server that had named numbers before: it has restarted, which is 0.
+        ``default`` is not a number, except from a server that had named numbers before: it has restarted, which is 0.
         A server that does not answer within the control budget counts as lost and is left out.
         """
         return await control.versions(self._fleet, seconds=self._control_s)
 
     def require_version(self, version: int) -> None:
-        """From now on only servers that name this version get work (those that never named one excepted)."""
+        """From now on send requests only to servers that name this version (those that never named one excepted)."""
         self._fleet.require_version(version)
 
     async def blocked_reason_after(self, known: str | None) -> str | None:
-        """Wait until what keeps every request from being sent is something else than ``known``, and return it.
+        """Wait until the reason that blocks all requests is another than ``known``, and return it; None if nothing blocks them.
 
-        There is an obstacle when servers have answered for as long as a control call may take, and none of them names the
-        required version: only a weight update ends that. None: there is none. Cancelled, nothing has changed.
+        Requests are blocked when servers have answered for as long as a control call may take, and none of them names the
+        required version: only a weight update ends that. Cancelled, nothing has changed.
         """
         return await self._fleet.blocked_reason_after(known, patience_s=self._control_s)
 
@@ -180,15 +180,17 @@ class SGLangServers:
         await control.abort_until_idle(self._fleet, seconds=self._control_s)
 
     async def health(self) -> Mapping[str, bool]:
-        """Whether each server answers that it is ready, by URL. A paused one is not."""
+        """Return for each server, by URL, if it answers that it is ready. A paused one is not."""
         return await control.health(self._fleet, seconds=self._control_s)
 
     def statistics(self) -> ServerStatistics:
-        """Counts of this moment."""
+        """Return the counts of this moment."""
         return self._fleet.statistics()
 
     def httpx_transport(self) -> httpx.AsyncBaseTransport:
-        """A transport for ``httpx`` and ``httpx2`` clients over these servers' connections: libraries that want such a client run on Trio.
+        """Return a transport for ``httpx`` and ``httpx2`` clients over these servers' connections.
+
+        Libraries that take such a client then run on Trio:
 
         ``openai.AsyncOpenAI(base_url="http://servers/v1", http_client=httpx2.AsyncClient(transport=...))``. The host
         ``servers`` stands for the least loaded of them, a server's own URL for itself; everything else is refused. Nothing is
@@ -209,7 +211,7 @@ async def _serve(fleet: Fleet, *, task_status: trio.TaskStatus[None]) -> None:
 
 
 async def _leave(fleet: Fleet) -> None:
-    """Say what stays behind. Does not wait for paused servers."""
+    """Try to resume what the probe could not, and log what is still owed. Does not wait for servers of an open window."""
     if not fleet.window:
         await control.resume_quietly(fleet, seconds=_LAST_RESUME_S)
     owed = {server.url: server.owed.debts for server in fleet.servers if server.owed.debts}
@@ -233,12 +235,12 @@ async def open_sglang_servers(
     ``tokenizer``: a model's folder, for prompts that are text or messages. ``ports``, ``connect`` and ``run_sync`` are what
     a simulation replaces: randomness, connections, threads.
 
-    Entering blocks until every server has said who it is. Leaving closes all connections; it blocks at most a few seconds
+    Entering blocks until every server has described itself. Leaving closes all connections; it blocks at most a few seconds
     for servers that could not be resumed, and never for paused ones.
 
     Raises:
       SettingsError: no or malformed URLs, or the tokenizer can't be loaded.
-      ServerError: names each server that can't be reached or does not speak SGLang, with what it said.
+      ServerError: names each server that can't be reached or does not speak SGLang, with its answer.
 
     """
     if connect is None:
@@ -271,7 +273,7 @@ def _is_at(server: Server, url: httpx.URL) -> bool:
 
 @final
 class ServersTransport(httpx.AsyncBaseTransport):
-    """See ``SGLangServers.httpx_transport``. It owns nothing: closing a client that uses it closes no connection."""
+    """The transport of ``SGLangServers.httpx_transport``. Closing a client that uses it closes no connection."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -284,7 +286,7 @@ class ServersTransport(httpx.AsyncBaseTransport):
         to its end.
 
         Raises:
-          UnsupportedProtocol: the URL is none of these servers'.
+          UnsupportedProtocol: the URL is not one of these servers'.
           PoolTimeout, ReadTimeout, ConnectError, ReadError, RemoteProtocolError: as the library's own transport would.
 
         """
@@ -309,7 +311,7 @@ class ServersTransport(httpx.AsyncBaseTransport):
         if url.host != ANY and not named:
             known = ", ".join(server.url for server in fleet.servers)
             raise library.UnsupportedProtocol(
-                f"{url} is none of these servers; allowed: http://{ANY} for any of them, {known}", request=request
+                f"{url} is not one of these servers; allowed: http://{ANY} for any of them, {known}", request=request
             )
         with trio.move_on_after(float("inf") if limit is None else limit):
             if url.host == ANY:

@@ -82,7 +82,7 @@ class Fleet:
             return sticky
         if not usable:
             return None
-        # The one longest unused wins a tie: else an idle fleet would always send to its first server.
+        # A tie goes to the server that was unused the longest: else an idle fleet would always send to its first server.
         best = min(usable, key=lambda server: (server.busy_until > now, server.in_flight, server.chosen))
         self._choices += 1
         best.chosen = self._choices
@@ -114,7 +114,7 @@ class Fleet:
     def require_version(self, version: int) -> None:
         """From now on send requests only to servers that name this version (those that never named one excepted).
 
-        Those that last named another are asked again: another client may have given them these weights.
+        Servers that last named another are asked again: another client may have given them these weights.
         """
         self._tell_all(Told(Event.VERSION_REQUIRED, version=version))
 

@@ -25,7 +25,7 @@ from ._wire import (
     StreamDecoder,
     decode_turn,
     error_of,
-    nothing_moved,
+    ignore_progress,
     says_abort,
     words_of,
 )
@@ -42,7 +42,7 @@ def _is_stream(response: Response) -> bool:
 @final
 @attrs.define(eq=False)  # frozen costs a call for each field
 class Call:
-    """One try: where it goes, under which rid, what the server's weights were called when it was sent, and its stream."""
+    """One try of a request on one server. ``named``: the name of the server's weights when it was sent."""
 
     server: Server
     rid: str
@@ -52,26 +52,26 @@ class Call:
 
     @property
     def attempted(self) -> str:
-        """Who was asked for what: the beginning of every error message about it."""
+        """The beginning of every error message about it: the method, the URL and the request id."""
         return f"POST {self.server.url}{GENERATE} {self.rid}"
 
     def version_of(self, name: object) -> int:
-        """What a version's name in its answer stands for."""
+        """Return the version that a name in its answer stands for."""
         return self.server.weights.version_of(name, self.named)
 
     def undecoded(self, response: Response) -> bytes | memoryview:
-        """What ``turn_of`` has to decode, wherever it runs: the body, or the newest of the whole answers that a stream repeats."""
+        """Return the bytes that ``turn_of`` has to decode: the body, or the newest event of a stream whose events repeat the answer."""
         if self.stream is None or not _is_stream(response):
             return response.body
-        # A stream of announced length is decoded as it is fed, and tells of progress: on the loop.
+        # A stream of announced length is decoded as it is fed, on the loop, because it reports progress.
         return b"" if response.body else self.stream.newest
 
     def turn_of(self, response: Response) -> Turn:
-        """The answer as a Turn.
+        """Return the answer as a Turn.
 
         Raises:
-          RequestRejected, ServerBusy, ServerError: it is none; in the server's words.
-          ServerLost: a stream that ended before the answer did.
+          RequestRejected, ServerBusy, ServerError: the answer is an error; in the server's words.
+          ServerLost: the stream ended before the answer did.
 
         """
         if response.status != HTTPStatus.OK:
@@ -79,21 +79,21 @@ class Call:
             raise error_of(self.attempted, response.status, words_of(response.body), retry_after=retry_after)
         if self.stream is None or not _is_stream(response):
             return decode_turn(response.body, self)
-        self.stream.feed(bytes(response.body))  # what did not go through it while it came
+        self.stream.feed(bytes(response.body))  # the part that was not fed to it while it came
         turn = self.stream.turn(self)
         if turn is None:
             raise self.lost("the stream ended without its last event")
         return turn
 
     def lost(self, why: str) -> ServerLost:
-        """The exception for an answer that never became complete, with what a stream had brought."""
+        """Return the exception for an answer that never became complete, with the tokens that a stream had brought."""
         tokens = self.stream.cut_off(self) if self.stream is not None else None
         return ServerLost(f"{self.attempted}: {why}", tokens=tokens)
 
     def unwatch(self) -> None:
-        """Report no more progress: nobody waits for this answer."""
+        """Report no more progress: the call that waited for this answer was cancelled."""
         if self.stream is not None:
-            self.stream.moved = nothing_moved
+            self.stream.on_progress = ignore_progress
             self.stream.on_tokens = None
 
     def turn_now(self, response: Response) -> Turn | None:
@@ -140,7 +140,7 @@ class Generation:
             await self._wait_while_busy()
 
     async def _on(self, server: Server) -> Turn | None:
-        """One try on this server; None: nothing was sent, or the server had closed the connection before it could answer."""
+        """Try once on this server; None: nothing was sent, or the server had closed the connection before it could answer."""
         exchange = server.work.take_idle()
         while True:
             if exchange is None:
@@ -168,10 +168,10 @@ class Generation:
     def _stream(self) -> StreamDecoder | None:
         if self.on_progress is None and self.on_tokens is None:
             return None
-        return StreamDecoder(self.on_progress or nothing_moved, self.on_tokens)
+        return StreamDecoder(self.on_progress or ignore_progress, self.on_tokens)
 
     async def _connect(self, server: Server) -> Exchange | None:
-        """A new connection; None: the server can't be reached, and is lost."""
+        """Open a connection; None: the server cannot be reached, and is lost."""
         try:
             return await server.work.open()
         except NotConnected as error:
@@ -181,7 +181,7 @@ class Generation:
             return None
 
     def _told(self, call: Call, turn: Turn) -> Turn:
-        """The turn, once the fleet has seen which version it names."""
+        """Return the turn, once it was compared with the version that its server should have."""
         weights = call.server.weights
         if weights.required is not None and weights.names_numbers and turn.weight_version != weights.now.version:
             call.server.tell(Told(Event.DOUBTED))
@@ -246,7 +246,7 @@ class Generation:
         server.busy_until = max(server.busy_until, trio.current_time() + delay)
 
     async def _wait_while_busy(self) -> None:
-        """Wait until some usable server is not busy; no server usable is not a reason to wait here."""
+        """Wait until a usable server is not busy. If no server is usable, do not wait here."""
         until = [server.busy_until for server in self.fleet.roster.usable]
         left = min(until, default=0.0) - trio.current_time()
         if self._refusals and left > 0:

@@ -46,7 +46,7 @@ async def _watch(fleet: Fleet, server: Server) -> None:
 async def probe(fleet: Fleet) -> None:
     """Resume or ask each server while that is due, an interval between two tries. Runs until cancelled.
 
-    Each server has a task of its own, so that one that does not answer does not hold up the others.
+    Each server has its own task, so that one that does not answer does not hold up the others.
     """
     async with trio.open_nursery() as nursery:
         for server in fleet.servers:

@@ -154,7 +154,7 @@ class ControlQueue:
 class Roster:
     """All servers in order, and those that may be sent a request now.
 
-    ``changed`` wakes the requests that wait for a server, and those who watch for what blocks all requests.
+    ``changed`` wakes the requests that wait for a server, and the tasks that watch for what blocks all requests.
     """
 
     servers: list["Server"] = attrs.field(factory=list, init=False)
@@ -175,14 +175,14 @@ class Roster:
         self.changed.notify()
 
     def note(self) -> None:
-        """A server has become usable, or is not any more."""
+        """Update ``usable``: a server has become usable, or is not any more."""
         self.usable = tuple(server for server in self.servers if server.usable)
 
 
 @final
 @attrs.define(eq=False, repr=False)
 class Look:
-    """Shares an answer among those who asked before its question was sent; 8,000 closed requests need two looks, not 8,000."""
+    """Shares an answer among the tasks that asked before its question was sent: 8,000 closed requests need two looks, not 8,000."""
 
     _one: trio.StrictFIFOLock = attrs.field(factory=trio.StrictFIFOLock, init=False)
     _begun: int = attrs.field(default=0, init=False)
@@ -190,9 +190,9 @@ class Look:
     _answer: int = attrs.field(default=0, init=False)
 
     async def fresh(self, ask: Callable[[], Awaitable[int]]) -> int:
-        """An answer to a question that was sent after this call.
+        """Return an answer to a question that was sent after this call.
 
-        Blocks until it is there. Cancelled, the next one in line asks. Raises what ``ask`` raises, to the one who asked.
+        Blocks until it is there. Cancelled, the next task in line asks. An exception of ``ask`` goes to the task that asked.
         """
         asked = self._begun
         async with self._one:
@@ -211,10 +211,10 @@ class OwedAbort:
 
     rid: str
     once: bool = False
-    """It is tried once, and its waiter then let go."""
+    """True if it is tried once, and its waiter then let go."""
     waiter: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     is_debt: bool = attrs.field(default=False, init=False)
-    """No call waits for it any more."""
+    """True once no call waits for it any more."""
     in_line: bool = attrs.field(default=False, init=False)
     tries: int = attrs.field(default=0, init=False)
 
@@ -222,7 +222,7 @@ class OwedAbort:
 @final
 @attrs.define(eq=False, repr=False)
 class OwedAborts:
-    """What is owed to one server: ``rid -> (next try, who waits)``. An entry that no one waits for is a debt. No I/O.
+    """The aborts owed to one server: ``rid -> (next try, who waits)``. An entry that no call waits for is a debt. No I/O.
 
     Each step costs the same whatever is owed, but for a heap's logarithm: 8,000 requests may be left at once.
     """
@@ -245,23 +245,23 @@ class OwedAborts:
         return owed
 
     def end(self, owed: OwedAbort) -> None:
-        """It is not owed any more."""
+        """Note that an abort is not owed any more."""
         del self._all[owed.rid]
         self.debts -= owed.is_debt
 
     def let_stand(self, owed: OwedAbort) -> None:
-        """Its caller waits no longer: it is a debt from now on."""
+        """Make a debt of an abort that its caller waits for no longer."""
         owed.is_debt = True
         self.debts += 1
 
     def let_go(self) -> None:
-        """End every wait: the server acknowledges nothing any more."""
+        """End every wait, because the server acknowledges nothing any more."""
         for owed in self._all.values():
             if not owed.is_debt:
                 owed.waiter.cancel(reason="the server is paused")
 
     def all_debts(self) -> Sequence[OwedAbort]:
-        """Return those that no one waits for."""
+        """Return the aborts that no call waits for."""
         return [owed for owed in self._all.values() if owed.is_debt]
 
     def call_in(self, debts: Sequence[OwedAbort], *, now: float) -> None:
@@ -295,7 +295,7 @@ class OwedAborts:
         return owed
 
     def note_try(self, owed: OwedAbort, *, next_time: float) -> None:
-        """It was tried. If a call waits for it still, it is tried again at that time; a debt is called in again."""
+        """Note a try. An abort that a call still waits for is tried again at that time; a debt waits to be called in again."""
         self.sending -= 1
         owed.tries += 1
         if owed.is_debt:
@@ -337,42 +337,42 @@ class Server:
     """A request may be sent to it now: ``standing.usable``, kept here because each request asks."""
     calls: ControlQueue = attrs.field(factory=ControlQueue, init=False, repr=False)
     changed: Condition = attrs.field(factory=Condition, init=False, repr=False)
-    """Wakes the server's own tasks: its probe, and the one that pays what is owed."""
+    """Wakes the server's tasks: its probe, and the one that pays what is owed."""
     in_flight: int = attrs.field(default=0, init=False)
-    """Requests of ours that have chosen it and have not ended."""
+    """This client's requests that have chosen the server and have not ended."""
     sent: int = attrs.field(default=0, init=False)
-    """Those of them that have gone out whole."""
+    """The requests in flight that have gone out whole."""
     closed: int = attrs.field(default=0, init=False)
-    """Those of these whose connection was closed without an answer, while a look tells if they still run."""
+    """The sent requests whose connection was closed without an answer, while a look tells if they still run."""
     requests: int = attrs.field(default=0, init=False)
-    """Requests that have gone out to it, ever."""
+    """Requests that have gone out to the server since the client was opened."""
     chosen: int = attrs.field(default=0, init=False)
-    """When it was last chosen, in choices."""
+    """The number of the choice at which the server was last chosen."""
     busy_until: float = attrs.field(default=0.0, init=False)
     orphans: deque[float] = attrs.field(factory=deque, init=False, repr=False)
-    """When orphans were counted here that may still run."""
+    """The times at which orphans were counted that may still run."""
     owed: OwedAborts = attrs.field(factory=OwedAborts, init=False, repr=False)
-    """Aborts of requests of ours that were cancelled and may not have ended."""
+    """Aborts of this client's requests that were cancelled and may not have ended."""
     look: Look = attrs.field(factory=Look, init=False, repr=False)
-    """At its load."""
+    """Looks at the server's load."""
 
     @property
     def url(self) -> str:
-        """Its URL, as in messages and mappings."""
+        """The server's URL, as in messages and mappings."""
         return self.address.url
 
     @property
     def weights(self) -> Weights:
-        """The names that it has given its weights, as versions."""
+        """The names that the server has given its weights, as versions."""
         return self.standing.weights
 
     @property
     def connections(self) -> int:
-        """Open connections to it, idle ones included."""
+        """Open connections to the server, idle ones included."""
         return self.work.connections + self.aborts.connections + self.control.connections
 
     def tell(self, told: Told) -> None:
-        """Change what is known about it by the table, and perform the effects.
+        """Change what is known about the server by the table, and perform the effects.
 
         Raises:
           IllegalTransition: the table has no such entry; nothing has changed.
@@ -414,14 +414,14 @@ class Server:
                 )
 
     def known_orphans(self, now: float, *, running: int) -> int:
-        """How many of the ``running`` requests that are not ours any more have been counted as orphans already."""
+        """Return how many of the ``running`` requests that no call waits for were counted as orphans already."""
         self._forget_orphans(now)
         while len(self.orphans) > running:
             self.orphans.popleft()
         return len(self.orphans)
 
     def note_orphans(self, now: float, count: int) -> None:
-        """So many more were counted. A server that never says what it runs is told of without end, so the old ones go here too."""
+        """Note that so many orphans were counted, and forget the old ones: a server that never says what it runs has no end of them."""
         self._forget_orphans(now)
         self.orphans.extend([now] * count)
 

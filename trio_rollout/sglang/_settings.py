@@ -7,22 +7,22 @@ from .._core.checks import at_least, seconds, whole
 
 @attrs.frozen(kw_only=True)
 class ServerSettings:
-    """How the client treats its servers.
+    """The client's behaviour towards its servers.
 
     ``vocab_size``: token ids at or above it are refused before sending, because a real SGLang dies of them; None: read from
     ``config.json`` under the server's model path where that is readable. ``context_length``: a request asks for no more tokens
-    than fit behind its prompt, and a prompt that leaves no room is refused; None: what the servers say. ``abort``: how long a cancelled request may take
+    than fit behind its prompt, and a prompt that leaves no room is refused; None: the servers' answer. ``abort``: how long a cancelled request may take
     to be acknowledged; ``control``: one pause, resume, flush or version call; an engine brings its own for both.
-    ``connect``: opening one connection. ``probe``: time between two questions to a lost server.
+    ``connect``: opening one connection. ``probe``: time between two looks at a lost server.
 
     A server that is busy (503, 429, …) is asked again after ``backoff_base``, doubled each time up to ``backoff_max``, or
-    after what it asked for, up to ``retry_after_max``; the caller's deadline ends it. ``idle``: idle connections are closed
+    after its Retry-After, up to ``retry_after_max``; the caller's deadline ends it. ``idle``: idle connections are closed
     after so long, below the 5 s after which SGLang closes them itself; at most ``max_idle`` are kept per server.
     ``affinity_keys``: how many session keys are remembered. ``api_key`` is sent as a bearer token.
     ``ca_file``: certificates to trust for ``https`` in place of the system's. ``proxy``: an HTTP proxy
     (``http://host:port``, without a user) through which every server is reached with CONNECT, over http too; the environment's
     is not read. ``resume_at_start``: resume a server that is
-    not ready when the client is opened; right if nobody else uses it, because a run that was killed inside a weight update
+    not ready when the client is opened; right if no other client uses it, because a run that was killed inside a weight update
     leaves its servers paused.
 
     Raises:

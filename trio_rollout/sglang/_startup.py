@@ -1,4 +1,4 @@
-"""Meeting the servers: who they are, that they speak SGLang, and how large their vocabulary is."""
+"""Meets the servers when the client is opened: checks that they speak SGLang, and reads versions, vocabulary and context length."""
 
 import logging
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ _log: Final = logging.getLogger("trio_rollout.sglang")
 
 
 async def discover(router: str, settings: ServerSettings, connect: Connector) -> Sequence[str]:
-    """The URLs of a router's workers.
+    """Return the URLs of a router's workers.
 
     A router forwards no abort, pause or weight update, so its workers are talked to directly, for generation too.
 
     Raises:
-      ServerError: it can't be reached, is no router, or has no workers.
+      ServerError: it can't be reached, is not a router, or has no workers.
 
     """
     asked = new_server(parse_url(router), settings, connect)
@@ -43,7 +43,7 @@ async def discover(router: str, settings: ServerSettings, connect: Connector) ->
 
 
 def proxy_of(settings: ServerSettings) -> Address | None:
-    """Where the proxy of the settings is, if there is one.
+    """Return the address of the proxy in the settings; None if there is none.
 
     Raises:
       SettingsError: its URL is not ``http://host:port``.
@@ -68,10 +68,10 @@ def servers_of(urls: Sequence[str], settings: ServerSettings, connect: Connector
 
 
 async def meet(servers: Sequence[Server], settings: ServerSettings) -> Sequence[ModelInfo]:
-    """Ask every server who it is.
+    """Ask every server for its model and version.
 
     Raises:
-      ServerError: names each URL that can't be reached or does not speak SGLang, with what it said.
+      ServerError: names each URL that can't be reached or does not speak SGLang, with its answer.
 
     """
     outcome = await on_each(servers, model_info, seconds=settings.control, what="GET model info of")
@@ -87,7 +87,7 @@ async def meet(servers: Sequence[Server], settings: ServerSettings) -> Sequence[
 
 
 async def _note_paused(servers: Sequence[Server], settings: ServerSettings) -> None:
-    """Send nothing to servers that answer and are not ready: requests would be parked there without a word."""
+    """Note the servers that answer and are not ready: they would park requests without an answer."""
     outcome = await on_each(servers, is_ready, seconds=settings.control, what="GET /ready of")
     for server, ready in outcome.answers.items():
         if ready:
@@ -101,7 +101,7 @@ async def _note_paused(servers: Sequence[Server], settings: ServerSettings) -> N
 
 
 async def context_length_of(servers: Sequence[Server], settings: ServerSettings) -> int | None:
-    """How long prompt and output may be together on every one of these servers; None if none of them says."""
+    """Return how long prompt and output may be together on each of these servers; None if none of them says."""
     if settings.context_length is not None:
         return settings.context_length
     outcome = await on_each(servers, context_length, seconds=settings.control, what="GET server info of")
@@ -109,7 +109,7 @@ async def context_length_of(servers: Sequence[Server], settings: ServerSettings)
 
 
 def _read_vocab_size(model_path: str) -> int | None:
-    """``vocab_size`` of the ``config.json`` under a local model path; None if there is none to read."""
+    """Return ``vocab_size`` of the ``config.json`` under a local model path; None if it cannot be read."""
     try:
         config = msgspec.json.decode(Path(model_path, "config.json").read_bytes())
     except (OSError, ValueError, msgspec.DecodeError):
@@ -125,7 +125,7 @@ def _read_vocab_size(model_path: str) -> int | None:
 
 
 async def vocab_size_of(infos: Sequence[ModelInfo], settings: ServerSettings, run_sync: RunSync) -> int | None:
-    """The smallest vocabulary of these servers, else None with one warning."""
+    """Return the size of the smallest vocabulary of these servers; None, with one warning, if it is unknown."""
     if settings.vocab_size is not None:
         return settings.vocab_size
     paths = {info.model_path for info in infos if info.model_path is not None}

@@ -1,4 +1,4 @@
-"""What is said to and by SGLang: every JSON field name of its HTTP interface lives in this room, and nowhere else."""
+"""SGLang's HTTP interface: every JSON field name of it lives in this room, and nowhere else."""
 
 from .answer import Asked as Asked
 from .answer import decode_turn as decode_turn
@@ -27,4 +27,4 @@ from .errors import words_of as words_of
 from .request import GenerateRequest as GenerateRequest
 from .request import RequestEncoder as RequestEncoder
 from .stream import StreamDecoder as StreamDecoder
-from .stream import nothing_moved as nothing_moved
+from .stream import ignore_progress as ignore_progress

@@ -1,6 +1,6 @@
-"""A /generate answer as a Turn: every check that keeps a damaged one from becoming one.
+"""Makes the Turn of a /generate answer: every check that keeps a damaged answer from becoming a Turn.
 
-Arrays that an answer brings besides ids and log-probs, when its request asked for them, as numpy.
+Also decodes the further arrays (routed experts, top-p ids, …) that an answer has if its request asked for them.
 """
 
 import binascii
@@ -17,7 +17,7 @@ from ..._core.arrays import ID_MAX, FloatArray, IdArray
 from ..._core.enums import Stop
 from ..._core.values import Turn, VersionSpan
 from ...errors import ServerError
-from .decoding import LOG_PROBS, Draft, Whole, decode_whole
+from .decoding import LOG_PROBS, FastAnswer, ParsedAnswer, decode_answer
 from .errors import MALFORMED, error_of
 from .request import GenerateRequest
 
@@ -28,11 +28,11 @@ _STOPS: Final = {stop.value: stop for stop in Stop}
 
 
 class Asked(Protocol):
-    """What was asked, and how to read the answer."""
+    """The request that an answer is for, and the meaning of the version names in the answer."""
 
     @property
     def attempted(self) -> str:
-        """Begins the message of every error."""
+        """The beginning of every error's message."""
         ...
 
     @property
@@ -46,41 +46,41 @@ class Asked(Protocol):
         ...
 
     def version_of(self, name: object, /) -> int:
-        """What a version's name in the answer stands for."""
+        """Return the version that a name in the answer stands for."""
         ...
 
 
 def damaged(asked: Asked, error: Exception, body: bytes | memoryview) -> ServerError:
-    """The exception for an answer that can't be decoded."""
+    """Return the exception for an answer that can't be decoded."""
     start = bytes(body[:80])
-    return ServerError(f"{asked.attempted}: answered 200 with what is no answer: {error}; it begins {start!r}")
+    return ServerError(f"{asked.attempted}: answered 200, but not with an answer: {error}; it begins {start!r}")
 
 
 def says_abort(body: bytes | memoryview) -> bool:
-    """Whether an answer says that its request was aborted, without decoding it: a guess that is right for all of SGLang's."""
+    """Return True if an answer says that its request was aborted. It is searched, not decoded, which is right for all of SGLang's."""
     return _ABORTED.search(body) is not None
 
 
 def decode_turn(body: bytes | memoryview, asked: Asked) -> Turn:
-    """The Turn of a /generate answer with status 200.
+    """Return the Turn of a /generate answer with status 200.
 
     Raises:
-      ServerError: it is malformed or contradicts itself; the message names the field.
+      ServerError: the answer is malformed or contradicts itself; the message names the field.
       ServerBusy, RequestRejected: the server ended the request itself, for a reason with an error status.
 
     """
     try:
-        answer = decode_whole(body)
+        answer = decode_answer(body)
     except MALFORMED as error:
         raise damaged(asked, error, body) from error
     return turn_of(answer, asked)
 
 
-def turn_of(answer: Draft | Whole, asked: Asked) -> Turn:
-    """The Turn of a decoded answer, once it has passed every check; raises as ``decode_turn`` does."""
+def turn_of(answer: ParsedAnswer | FastAnswer, asked: Asked) -> Turn:
+    """Return the Turn of a decoded answer that passes every check; raise as ``decode_turn`` does."""
     meta = answer.meta
     stop = _stop_of(meta, asked)
-    if isinstance(answer, Whole):
+    if isinstance(answer, FastAnswer):
         ids, log_probs = answer.output_ids, answer.log_probs
     else:
         log_probs, ids = _log_probs(answer, asked, stop), _id_array(answer.output_ids, asked)
@@ -116,9 +116,9 @@ def _id_array(ids: list[int], asked: Asked) -> IdArray:
     try:
         array = np.array(ids, np.int32)
     except OverflowError as error:
-        raise ServerError(f"{asked.attempted}: an output token's id is no token id: {error}") from error
+        raise ServerError(f"{asked.attempted}: an output token's id is out of range: {error}") from error
     if ids and int(np.maximum.reduce(array.view(np.uint32))) > ID_MAX:  # negative ids become huge
-        raise ServerError(f"{asked.attempted}: an output token's id is {int(array.min())}, which is no token id")
+        raise ServerError(f"{asked.attempted}: an output token's id is {int(array.min())}, which is not a token id")
     return _read_only(array)
 
 
@@ -130,7 +130,7 @@ def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _stop_of(meta: Mapping[str, Any], asked: Asked) -> Stop:
     reason = meta.get(_FINISH)
     try:
-        stop = _STOPS[reason["type"]]  # type: ignore[index]  # whatever it is, it is caught
+        stop = _STOPS[reason["type"]]  # type: ignore[index]  # of another type, it raises TypeError
     except (TypeError, KeyError) as error:
         expected = f"expected one of {sorted(_STOPS)} as its type"
         raise ServerError(f"{asked.attempted}: {_FINISH} is {reason!r}, {expected}") from error
@@ -141,11 +141,11 @@ def _stop_of(meta: Mapping[str, Any], asked: Asked) -> Stop:
     return stop
 
 
-def _log_probs(draft: Draft, asked: Asked, stop: Stop) -> FloatArray:
-    """One for each id, if it is the one that belongs to it; a request that sampled nothing has neither."""
-    values, tokens, ids = draft.log_probs, draft.tokens, draft.output_ids
+def _log_probs(parsed: ParsedAnswer, asked: Asked, stop: Stop) -> FloatArray:
+    """Return the log-prob of each output id. A request that sampled nothing has neither."""
+    values, tokens, ids = parsed.log_probs, parsed.tokens, parsed.output_ids
     if values is None or tokens is None:
-        if not ids and (stop is Stop.ABORT or draft.meta.get("completion_tokens") == 0):
+        if not ids and (stop is Stop.ABORT or parsed.meta.get("completion_tokens") == 0):
             return _read_only(np.empty(0, np.float32))
         raise ServerError(
             f"{asked.attempted}: meta_info.{LOG_PROBS} is missing although return_logprob was asked for; "
@@ -167,7 +167,7 @@ def _floats(values: list[float], asked: Asked) -> FloatArray:
     finite = np.isfinite(array)
     if not finite.all():
         at = int(np.argmin(finite))
-        raise ServerError(f"{asked.attempted}: meta_info.{LOG_PROBS}[{at}] is {values[at]}, which is no float32")
+        raise ServerError(f"{asked.attempted}: meta_info.{LOG_PROBS}[{at}] is {values[at]}, which is not a float32")
     return _read_only(array)
 
 
@@ -180,7 +180,7 @@ def _check_record(meta: Mapping[str, Any], asked: Asked, count: int, stop: Stop)
 
 
 def _spans(meta: Mapping[str, Any], count: int, asked: Asked) -> tuple[VersionSpan, ...]:
-    """Versions over ``[0, count)``; the last one is stretched to the end, since one more step may land after an abort."""
+    """Return the versions over ``[0, count)``. The last one is stretched to the end: one more step may land after an abort."""
     named = meta.get("weight_versions")
     if not named:
         return (VersionSpan(0, count, asked.version_of(meta.get("weight_version"))),)
@@ -203,14 +203,14 @@ def _spans(meta: Mapping[str, Any], count: int, asked: Asked) -> tuple[VersionSp
 
 
 def _number(value: object) -> float | None:
-    """A number of the server's record; None if there is none, or none that a float can hold."""
+    """Return a number of the server's record; None if it is not a number, or too large for a float."""
     if type(value) is not float and type(value) is not int:  # what JSON has: no bool, no other kind of number
         return None
     return float(value) if -_LARGEST <= value <= _LARGEST else None
 
 
 def _prompt_ids(ids: list[int] | None, stop: Stop, asked: Asked) -> IdArray:
-    """The ids that a text prompt became."""
+    """Return the ids of a text prompt."""
     if ids is not None:
         return _read_only(np.array(ids, np.int32))
     if stop is Stop.ABORT:  # aborted before the text became ids
@@ -227,7 +227,7 @@ _NONE: Final[Mapping[str, Array]] = {}
 
 
 def _packed(value: Any) -> Array:
-    """Base64 of int32 numbers: how SGLang sends what has many numbers a token."""
+    """Decode base64 of int32 numbers, in which SGLang sends arrays with many numbers for each token."""
     if isinstance(value, str):
         return np.frombuffer(binascii.a2b_base64(value, strict_mode=True), np.dtype("<i4"))
     return np.asarray(value, np.int32)
@@ -238,7 +238,7 @@ def _numbers(value: Any) -> Array:
 
 
 def _prompt_log_probs(value: Any) -> Array:
-    """Of ``[log_prob, token_id, text]`` triples; NaN for the first token of a prompt, which has none."""
+    """Return the log-probs of ``[log_prob, token_id, text]`` triples; NaN for the first token of a prompt, which has none."""
     return np.array([np.nan if entry[0] is None else entry[0] for entry in value], np.float32)
 
 
@@ -249,14 +249,14 @@ _DECODERS: Final[Mapping[str, tuple[str, Callable[[Any], Array]]]] = {
     "top_p_token_offsets": ("top_p_token_offsets", _numbers),
     "input_token_logprobs": ("prompt_log_probs", _prompt_log_probs),
 }
-"""Name in ``meta_info``: name among the extras, and how to decode it."""
+"""For each name in ``meta_info``, the name among the extras and the decoder."""
 
 
 def take_extras(meta: dict[str, Any], rows: int) -> Mapping[str, Array]:
-    """Take the known arrays out of ``meta``. ``rows``: of the tables with a row for every token but the last.
+    """Take the known arrays out of ``meta``. ``rows``: the number of rows of tables with a row for every token but the last.
 
     Raises:
-      ValueError: one of them is none; the message names it.
+      ValueError: one of them can't be decoded; the message names it.
 
     """
     if _DECODERS.keys().isdisjoint(meta):

@@ -1,4 +1,4 @@
-"""Everything but /generate: routes, bodies and answers of the control calls."""
+"""Routes, bodies and answers of the control calls: everything but /generate."""
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -26,29 +26,29 @@ WORKERS: Final = ("/workers", "/list_workers")
 
 
 def abort_body(rid: str) -> bytes:
-    """Body of an abort of one request. Servers match by prefix, so the rid must be whole and of fixed length."""
+    """Return the body of an abort of one request. Servers match by prefix, so the rid must be whole and of fixed length."""
     return b'{"rid":"%b","abort_all":false}' % rid.encode("ascii")
 
 
 def abort_all_body() -> dict[str, object]:
-    """Body of an abort of everything on a server."""
+    """Return the body of an abort of everything on a server."""
     return {"rid": "", "abort_all": True}
 
 
 def pause_body(mode: PauseMode) -> dict[str, object]:
-    """Body of a pause. The mode is always said: a server's default aborts everything."""
+    """Return the body of a pause. The mode is always given: a server's default aborts everything."""
     return {"mode": mode.value}
 
 
 def flushed(status: int, text: str) -> bool:
-    """Whether a flush succeeded: some builds answer 200 with another text."""
+    """Return True if a flush succeeded: some builds answer 200 with another text."""
     said = text.strip().lower()
     return status == HTTPStatus.OK and (not said or "flushed" in said or "success" in said)
 
 
 @attrs.frozen(kw_only=True)
 class ModelInfo:
-    """What a server says about its model."""
+    """A server's description of its model."""
 
     model_path: str | None
     weight_version: object
@@ -59,17 +59,17 @@ def _object(attempted: str, body: bytes) -> Mapping[str, Any]:
     try:
         value = msgspec.json.decode(body)
     except MALFORMED as error:
-        raise ServerError(f"{attempted}: answered with what is no JSON: {bytes(body[:80])!r}") from error
+        raise ServerError(f"{attempted}: the answer is not JSON: {bytes(body[:80])!r}") from error
     if not isinstance(value, dict):
         raise ServerError(f"{attempted}: answered {type(value).__name__}, expected an object")
     return value
 
 
 def decode_model_info(attempted: str, body: bytes) -> ModelInfo:
-    """A server's model info.
+    """Decode a server's model info.
 
     Raises:
-      ServerError: this is no SGLang server.
+      ServerError: this is not an SGLang server.
 
     """
     info = _object(attempted, body)
@@ -88,7 +88,7 @@ _PROMPT_MARGIN: Final = 6
 
 
 def decode_context_length(attempted: str, body: bytes) -> int | None:
-    """How many tokens prompt and output of a request may have together; None if the server does not say."""
+    """Return how many tokens prompt and output of a request may have together; None if the server does not say."""
     info = _object(attempted, body)
     said = [info.get("context_length")]
     longest = info.get("max_req_input_len")
@@ -102,7 +102,7 @@ def _is_size(value: Any) -> TypeGuard[int]:
 
 
 def decode_load(attempted: str, body: bytes) -> int:
-    """How many requests a server runs or holds, over all its data-parallel ranks.
+    """Return how many requests a server runs or holds, over all its data-parallel ranks.
 
     Raises:
       ServerError: the answer has no such number.
@@ -116,10 +116,10 @@ def decode_load(attempted: str, body: bytes) -> int:
 
 
 def decode_workers(attempted: str, body: bytes) -> Sequence[str]:
-    """The URLs of a router's workers; a data-parallel rank behind ``@`` is cut off.
+    """Return the URLs of a router's workers; a data-parallel rank behind ``@`` is cut off.
 
     Raises:
-      ServerError: this is no router's answer.
+      ServerError: this is not a router's answer.
 
     """
     answer = _object(attempted, body)

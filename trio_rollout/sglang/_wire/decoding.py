@@ -1,6 +1,7 @@
-"""JSON of a /generate answer, or of a part of one, into Python values: fast for what is usual, exact for everything else.
+"""Decodes the JSON of a /generate answer, or of a part of one: fast for the usual form, exact for every other.
 
-A whole answer: where the C extension was compiled its tokens go straight into arrays, otherwise it is a Draft.
+If the C extension was compiled, the tokens of a complete answer in the usual form go straight into arrays (FastAnswer). Every
+other answer becomes a ParsedAnswer. Both are checked by the same code, and become the same Turn.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from ..._core.arrays import ID_MAX, FloatArray, IdArray
 LOG_PROBS: Final = "output_token_logprobs"
 
 TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=ID_MAX)]
-"""What msgspec takes for one."""
+"""A token id, as msgspec checks it."""
 
 
 class _Entry(msgspec.Struct, array_like=True, gc=False):
@@ -30,9 +31,9 @@ _Plain: TypeAlias = dict[str, Any] | str | int | float | bool | None
 
 
 class _Fast(msgspec.Struct, gc=False):
-    """Everything in one pass. Any array of arrays in ``meta_info`` is taken for log-probs, which is checked afterwards.
+    """An answer decoded in one pass. Any array of arrays in ``meta_info`` is taken for log-probs, which is checked afterwards.
 
-    The ids stay raw: mostly they are, to the letter, the ones that the log-probs name.
+    The ids stay raw: usually they are, to the letter, the ones that the log-probs name.
     """
 
     meta_info: dict[str, list[_Entry | _Plain] | _Plain]
@@ -42,7 +43,7 @@ class _Fast(msgspec.Struct, gc=False):
 
 
 class _Exact(msgspec.Struct, gc=False):
-    """``meta_info`` stays raw, value by value: whatever stands in it is decoded as what it is."""
+    """An answer whose ``meta_info`` stays raw, value by value, so that each value can be decoded by its kind."""
 
     meta_info: dict[str, msgspec.Raw]
     text: str | None = None
@@ -51,8 +52,8 @@ class _Exact(msgspec.Struct, gc=False):
 
 
 @attrs.define
-class Draft:
-    """What an answer says, decoded and not yet believed. ``log_probs`` and ``tokens`` are None if there are none of them."""
+class ParsedAnswer:
+    """An answer, decoded and not yet checked. ``log_probs`` and ``tokens`` are None if the answer has none."""
 
     meta: dict[str, Any]
     text: str
@@ -62,8 +63,8 @@ class Draft:
     """The token ids that the log-probs name; the same list as ``output_ids`` if they are known to be equal."""
     prompt_ids: list[int] | None
 
-    def append(self, later: "Draft") -> None:
-        """Take in the next part of an answer that comes in parts."""
+    def append(self, later: "ParsedAnswer") -> None:
+        """Append the next part of an answer that comes in parts."""
         self.meta = later.meta
         self.text += later.text
         if self.tokens is not self.output_ids or later.tokens is not later.output_ids:
@@ -74,7 +75,7 @@ class Draft:
         self.prompt_ids = self.prompt_ids or later.prompt_ids
 
     def cut(self, count: int) -> None:
-        """Drop every token behind the first ``count``, from all that is per token."""
+        """Drop every token behind the first ``count``, with its log-prob."""
         for values in (self.output_ids, self.log_probs, self.tokens):
             if values is not None:
                 del values[count:]
@@ -88,11 +89,11 @@ _decode_any: Final = msgspec.json.Decoder().decode
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def decode_draft(body: bytes | memoryview) -> Draft:
+def parse_answer(body: bytes | memoryview) -> ParsedAnswer:
     """Decode an answer, or a part of one.
 
     Raises:
-      msgspec.DecodeError: it is none; ValidationError, which is one, names the place.
+      msgspec.DecodeError: the body is not an answer; its subclass ValidationError names the place.
       RecursionError: something in it is nested too deeply.
 
     """
@@ -106,7 +107,7 @@ def decode_draft(body: bytes | memoryview) -> Draft:
         if type(value) is list and any(type(item) is _Entry for item in value):
             return _decode_exactly(body)  # other arrays of arrays, which happen to look like log-probs
     if entries is None:
-        return Draft(
+        return ParsedAnswer(
             meta, answer.text or "", _other_ids(bytes(answer.output_ids), []), None, None, answer.prompt_token_ids
         )
     try:
@@ -116,11 +117,11 @@ def decode_draft(body: bytes | memoryview) -> Draft:
         return _decode_exactly(body)  # it will say what is wrong
     raw = bytes(answer.output_ids)
     ids = tokens if raw in {_NULL, _encode(tokens)} else _other_ids(raw, tokens)
-    return Draft(meta, answer.text or "", ids, log_probs, tokens, answer.prompt_token_ids)
+    return ParsedAnswer(meta, answer.text or "", ids, log_probs, tokens, answer.prompt_token_ids)
 
 
 def _other_ids(raw: bytes, tokens: list[int]) -> list[int]:
-    """Output ids that are not written as the log-probs' tokens would be: others, or the same with spaces in between."""
+    """Decode output ids that are not written as the log-probs' tokens would be: other ids, or the same with spaces."""
     try:
         ids = _decode_ids(raw)
     except msgspec.ValidationError as error:
@@ -128,7 +129,7 @@ def _other_ids(raw: bytes, tokens: list[int]) -> list[int]:
     return tokens if ids is None or ids == tokens else ids
 
 
-def _decode_exactly(body: bytes | memoryview) -> Draft:
+def _decode_exactly(body: bytes | memoryview) -> ParsedAnswer:
     answer = _decode_exact(body)
     raw = answer.meta_info.pop(LOG_PROBS, None)
     try:
@@ -139,7 +140,7 @@ def _decode_exactly(body: bytes | memoryview) -> Draft:
     tokens = None if entries is None else [entry.token for entry in entries]
     log_probs = None if entries is None else [entry.log_prob for entry in entries]
     ids = answer.output_ids if answer.output_ids is not None else tokens or []
-    return Draft(meta, answer.text or "", ids, log_probs, tokens, answer.prompt_token_ids)
+    return ParsedAnswer(meta, answer.text or "", ids, log_probs, tokens, answer.prompt_token_ids)
 
 
 try:
@@ -151,7 +152,7 @@ else:
 
 
 class _Rest(msgspec.Struct, gc=False):
-    """What is left of a body whose tokens were cut out."""
+    """The rest of a body whose tokens were cut out."""
 
     meta_info: dict[str, Any]
     text: str | None = None
@@ -160,8 +161,8 @@ class _Rest(msgspec.Struct, gc=False):
 
 
 @attrs.define
-class Whole:
-    """An answer in the usual form: there are tokens, as many log-probs, and all ids are token ids."""
+class FastAnswer:
+    """An answer in the usual form: it has tokens and as many log-probs, and all ids are token ids."""
 
     meta: dict[str, Any]
     text: str
@@ -173,22 +174,22 @@ class Whole:
 _decode_rest: Final = msgspec.json.Decoder(_Rest).decode
 
 
-def decode_whole(body: bytes | memoryview) -> Whole | Draft:
-    """Decode an answer; which of the two it becomes says nothing about it, and makes no difference to its Turn.
+def decode_answer(body: bytes | memoryview) -> FastAnswer | ParsedAnswer:
+    """Decode an answer. The choice between the two classes makes no difference to its Turn.
 
     Raises:
-      msgspec.DecodeError: it is none; ValidationError, which is one, names the place.
+      msgspec.DecodeError: the body is not an answer; its subclass ValidationError names the place.
       RecursionError: something in it is nested too deeply.
 
     """
     if cut is None or (found := cut(body)) is None:
-        return decode_draft(body)
+        return parse_answer(body)
     try:
         rest = _decode_rest(found[0])
     except msgspec.DecodeError:
-        return decode_draft(body)  # it names the place in the whole body
+        return parse_answer(body)  # it names the place in the whole body
     del rest.meta_info[LOG_PROBS]
-    return Whole(
+    return FastAnswer(
         rest.meta_info,
         rest.text or "",
         np.frombuffer(found[2], np.int32),  # read-only, as bytes are

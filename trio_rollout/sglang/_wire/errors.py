@@ -1,4 +1,4 @@
-"""A server's refusal as an exception: classified once, in the server's own words."""
+"""Makes an exception of a server's refusal: classified once, in the server's words."""
 
 from http import HTTPStatus
 from typing import Any, Final
@@ -8,7 +8,7 @@ import msgspec
 from ...errors import RequestRejected, ServerBusy, ServerError
 
 MALFORMED: Final = (msgspec.DecodeError, RecursionError)
-"""What decoding JSON raises: it is none, or nested too deeply to be looked into."""
+"""The exceptions of decoding JSON: the bytes are not JSON, or nested too deeply."""
 _BUSY: Final = frozenset({
     HTTPStatus.REQUEST_TIMEOUT,
     HTTPStatus.TOO_EARLY,
@@ -33,7 +33,7 @@ def _message_in(value: Any) -> str | None:
 
 
 def words_of(body: bytes | memoryview) -> str:
-    """What a body says, for people: the message in one of SGLang's three error shapes, else the body itself, shortened."""
+    """Return a body's message for people: the one in SGLang's three error shapes, else the body itself, shortened."""
     raw = bytes(body)
     try:
         words = _message_in(msgspec.json.decode(raw))
@@ -44,7 +44,7 @@ def words_of(body: bytes | memoryview) -> str:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """Retry-After in seconds; its form as a date is taken for none, because clocks differ."""
+    """Return Retry-After in seconds. A date is ignored, because clocks differ."""
     try:
         value = float(retry_after) if retry_after is not None else None
     except ValueError:
@@ -53,7 +53,7 @@ def _seconds(retry_after: str | None) -> float | None:
 
 
 def error_of(attempted: str, status: int, words: str, *, retry_after: str | None = None) -> ServerError:
-    """The exception for an answer with an error status. ``attempted`` begins the message: who was asked for what."""
+    """Return the exception for an answer with an error status. ``attempted`` begins the message: the method and the URL."""
     message = f"{attempted}: answered {status}: {words or '(nothing)'}"
     if status in _BUSY:
         return ServerBusy(message, status=status, retry_after=_seconds(retry_after))

@@ -1,4 +1,4 @@
-"""A /generate request: encoded once, sent any number of times, each time under a fresh rid."""
+"""Encodes a /generate request once, so that it can be sent any number of times, each time under a fresh rid."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, final
@@ -28,14 +28,14 @@ _encode: Final = msgspec.json.Encoder(enc_hook=_plain).encode
 
 @attrs.define
 class GenerateRequest:
-    """``prompt_ids`` is None for a text prompt: the server turns it into ids and says which."""
+    """An encoded request. ``prompt_ids`` is None for a text prompt: the server turns it into ids and returns them."""
 
     prompt_ids: IdArray | None
     prompt: bytes
     rest: bytes
 
     def body(self, rid: str) -> bytes:
-        """The JSON body under this rid (hex digits: nothing to escape)."""
+        """Return the JSON body under this rid (hex digits: nothing to escape)."""
         return b'{"rid":"%b",%b,%b' % (rid.encode("ascii"), self.prompt, self.rest)
 
 
@@ -62,10 +62,10 @@ def _sampling_fields(sampling: SamplingParams) -> dict[str, object]:
 
 
 def checked_ids(input_ids: Sequence[int] | npt.NDArray[Any], vocab_size: int | None) -> IdArray:
-    """Token ids as an array.
+    """Return token ids as an array.
 
     Raises:
-      RequestRejected: they are none, there are none, or one lies outside the vocabulary.
+      RequestRejected: these are not token ids, there are none, or one is outside the vocabulary.
 
     """
     try:
@@ -89,7 +89,7 @@ class RequestEncoder:
     """Checks and encodes requests.
 
     The samples of a group have the same prompt, and most requests the same parameters: the last of both are kept as they
-    were encoded, as long as nobody can change what they were encoded from.
+    were encoded, unless the prompt's array can still be changed.
     """
 
     vocab_size: int | None
@@ -98,7 +98,7 @@ class RequestEncoder:
     _last: tuple[SamplingParams, bool, bytes] | None = None
 
     def checked(self, input_ids: Sequence[int] | npt.NDArray[Any]) -> IdArray:
-        """As ``checked_ids``, which has seen the prompt of a group's other samples already."""
+        """Return token ids as ``checked_ids`` does, without checking the prompt of a group's other samples again."""
         last = self._last_ids
         return last[0] if last is not None and last[0] is input_ids else checked_ids(input_ids, self.vocab_size)
 
@@ -142,12 +142,12 @@ class RequestEncoder:
         ids = self.checked(model_input)
         listed = model_input if type(model_input) is list else ids.tolist()
         request = GenerateRequest(ids, b'"input_ids":%b' % _encode(listed), rest)
-        if ids is model_input:  # read-only, and nobody else's
+        if ids is model_input:  # read-only, and not a view of memory that can be changed
             self._last_ids = (ids, request)
         return request
 
     def _fitting(self, prompt: int, sampling: SamplingParams) -> SamplingParams:
-        """Ask for no more than fits: a server refuses the whole request otherwise, or cuts its prompt."""
+        """Ask for no more tokens than fit: else a server refuses the whole request, or cuts its prompt."""
         if self.context_length is None or prompt + sampling.max_new_tokens <= self.context_length:
             return sampling
         room = self.context_length - prompt

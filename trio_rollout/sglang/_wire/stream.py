@@ -1,8 +1,8 @@
-"""A streamed /generate answer: server-sent events in, the Turn at the end, or what there is of it.
+"""A streamed /generate answer: decodes server-sent events into the Turn, or into the tokens that came before a break.
 
-SGLang sends the whole answer so far in each event, unless the server was started with ``--incremental-streaming-output``:
-then parts. Which of the two it is shows in the first two events that have tokens. Of whole answers only the newest is kept,
-and only the last is decoded: decoding each would be quadratic.
+By default each of SGLang's events repeats the answer so far. A server that was started with
+``--incremental-streaming-output`` sends only the new part in each event. The first two events with tokens show which of the two
+it is. Of events that repeat the answer only the newest is kept and only the last is decoded: decoding each would be quadratic.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ import msgspec
 from ..._core.values import Turn
 from ...errors import ServerError
 from .answer import Asked, damaged, turn_of
-from .decoding import Draft, Whole, decode_draft, decode_whole
+from .decoding import FastAnswer, ParsedAnswer, decode_answer, parse_answer
 from .errors import MALFORMED, error_of, words_of
 
 _DATA: Final = b"data:"
@@ -21,40 +21,42 @@ _DONE: Final = b"[DONE]"
 _UNKNOWN_STATUS: Final = 500
 
 
-def nothing_moved() -> None:
-    """For streams that nobody watches any more."""
+def ignore_progress() -> None:
+    """Do nothing: the callback of a stream that is not watched."""
 
 
 class _Ids(msgspec.Struct):
-    """All that is needed of an answer to tell which tokens have come."""
+    """The part of an answer that says which tokens have come."""
 
     output_ids: list[int] = []
 
 
 @final
 class StreamDecoder:
-    """Decodes one stream; ``moved`` is called for each event that brings tokens, ``on_tokens`` with all ids so far."""
+    """Decodes one stream; ``on_progress`` is called for each event that brings tokens, ``on_tokens`` with all ids so far."""
 
     def __init__(
-        self, moved: Callable[[], None] = nothing_moved, on_tokens: Callable[[Sequence[int]], None] | None = None
+        self,
+        on_progress: Callable[[], None] = ignore_progress,
+        on_tokens: Callable[[Sequence[int]], None] | None = None,
     ) -> None:
-        self.moved = moved
+        self.on_progress = on_progress
         self.on_tokens = on_tokens
         self.done = False
         self._lines = bytearray()
         self._newest = b""
-        self._parts: Draft | None = None
-        self._whole: bool | None = None
+        self._parts: ParsedAnswer | None = None
+        self._repeats: bool | None = None
         self._failure: tuple[Exception, bytes] | None = None
         self._refusal: bytes | None = None
 
     @property
     def newest(self) -> bytes:
-        """The newest whole answer, not decoded yet; empty for a stream that comes in parts, which are."""
+        """The newest event, not decoded yet, of a stream whose events repeat the answer; empty for any other stream."""
         return self._newest
 
     def feed(self, data: bytes) -> None:
-        """Take in bytes of the stream, cut anywhere. Damage is kept for the end."""
+        """Accept bytes of the stream, cut anywhere. Damage is reported at the end, by ``turn``."""
         self._lines += data
         if b"\n" not in data:
             return
@@ -70,16 +72,16 @@ class StreamDecoder:
         elif payload.startswith(b'{"error"'):
             self._refusal = payload
         else:
-            if self._whole:
+            if self._repeats:
                 self._newest = payload
             else:
                 self._decode(payload)
-            self.moved()
+            self.on_progress()
             if self.on_tokens is not None and (ids := self._ids_so_far()):
                 self.on_tokens(ids)
 
     def _ids_so_far(self) -> Sequence[int]:
-        if not self._whole:
+        if not self._repeats:
             return tuple(self._parts.output_ids) if self._parts is not None else ()
         try:
             return msgspec.json.decode(self._newest, type=_Ids).output_ids
@@ -88,29 +90,29 @@ class StreamDecoder:
 
     def _decode(self, payload: bytes) -> None:
         try:
-            draft = decode_draft(payload)
+            parsed = parse_answer(payload)
         except MALFORMED as error:
             self._failure = self._failure or (error, payload)
             return
         before = self._parts
         if before is None or not before.output_ids:
-            self._parts = draft
-        elif _is_whole(before, draft):
-            self._whole, self._newest, self._parts = True, payload, None
+            self._parts = parsed
+        elif _repeats(before, parsed):
+            self._repeats, self._newest, self._parts = True, payload, None
         else:
-            self._whole = False
-            before.append(draft)
+            self._repeats = False
+            before.append(parsed)
 
-    def _so_far(self) -> Draft | None:
-        """What has come in parts."""
-        draft = self._parts
-        claimed = draft.meta.get("completion_tokens") if draft is not None else None
-        if draft is not None and isinstance(claimed, int):
-            draft.cut(claimed)  # the abort of a queued request may send its last token again
-        return draft
+    def _so_far(self) -> ParsedAnswer | None:
+        """Return the answer that has come in parts, as far as it has."""
+        parsed = self._parts
+        claimed = parsed.meta.get("completion_tokens") if parsed is not None else None
+        if parsed is not None and isinstance(claimed, int):
+            parsed.cut(claimed)  # the abort of a queued request may send its last token again
+        return parsed
 
     def turn(self, asked: Asked) -> Turn | None:
-        """The Turn of a stream that has ended; None if it was cut off before its own end.
+        """Return the Turn of a stream that has ended; None if it was cut off before its last event.
 
         Raises:
           ServerError, ServerBusy, RequestRejected: as for an answer that is not streamed.
@@ -121,7 +123,7 @@ class StreamDecoder:
         if self._failure is not None:
             raise damaged(asked, *self._failure)
         try:
-            answer: Whole | Draft | None = decode_whole(self._newest) if self._whole else self._so_far()
+            answer: FastAnswer | ParsedAnswer | None = decode_answer(self._newest) if self._repeats else self._so_far()
         except MALFORMED as error:
             raise damaged(asked, error, self._newest) from error
         if answer is None or not self.done or answer.meta.get("finish_reason") is None:
@@ -129,28 +131,28 @@ class StreamDecoder:
         return turn_of(answer, asked)
 
     def cut_off(self, asked: Asked) -> Turn | None:
-        """What a stream that was cut off had brought, as a Turn with stop ABORT; None if that is no token."""
+        """Return the tokens of a stream that was cut off as a Turn with stop ABORT; None if there are none."""
         try:
-            draft = decode_draft(self._newest) if self._whole else self._so_far()
-            if draft is None or not draft.output_ids:
+            parsed = parse_answer(self._newest) if self._repeats else self._so_far()
+            if parsed is None or not parsed.output_ids:
                 return None
-            draft.cut(min(len(draft.output_ids), len(draft.log_probs or ())))
-            draft.meta |= {"finish_reason": {"type": "abort", "message": "the stream was cut off"}}
-            return turn_of(draft, asked)
+            parsed.cut(min(len(parsed.output_ids), len(parsed.log_probs or ())))
+            parsed.meta |= {"finish_reason": {"type": "abort", "message": "the stream was cut off"}}
+            return turn_of(parsed, asked)
         except (ServerError, *MALFORMED):
             return None  # the tokens are not worth more than the error that cut the stream off
 
 
-def _is_whole(before: Draft, draft: Draft) -> bool:
-    """Whether the later of two events repeats the tokens of the earlier one."""
-    claimed = draft.meta.get("completion_tokens")
+def _repeats(before: ParsedAnswer, parsed: ParsedAnswer) -> bool:
+    """Return True if the later of two events repeats the tokens of the earlier one."""
+    claimed = parsed.meta.get("completion_tokens")
     if isinstance(claimed, int):
-        return len(draft.output_ids) == claimed
-    return draft.output_ids[: len(before.output_ids)] == before.output_ids
+        return len(parsed.output_ids) == claimed
+    return parsed.output_ids[: len(before.output_ids)] == before.output_ids
 
 
 def _refusal_of(attempted: str, payload: bytes) -> ServerError:
-    """A refused stream has status 200, and the real status inside."""
+    """Return the exception for a refused stream, which has status 200 and the real status inside."""
     try:
         event: Any = msgspec.json.decode(payload)
         code = event["error"]["code"]
