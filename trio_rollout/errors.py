@@ -98,9 +98,18 @@ class ServerLost(ServerError):
 class RewardError(RolloutError):
     """A scorer failed, or returned no valid reward: None, NaN, another type, or another number of rewards.
 
-    Raised by the stock scorers and by scorers in threads and processes. The engine asks the scorer again and then runs the
-    group again, as ``Retry`` says. Correct the scorer; the last error of a quarantined group has its traceback.
+    Raised by the stock scorers and by scorers in threads and processes. The engine asks the scorer again, as ``Retry`` says,
+    but not if it fails twice in the same way. Correct the scorer; the last error of a quarantined group has its traceback.
     """
+
+    def __init__(self, message: str, *, raised: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.raised = raised
+        """The classes of the exception that this error stands for, as "module.Class", the exception's class first.
+
+        Empty if it stands for none. An exception of a scorer's process can't come out as itself, nor can one that would end
+        more than its call, such as SystemExit.
+        """
 
 
 class GenerateError(RolloutError):

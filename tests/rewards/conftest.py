@@ -51,6 +51,34 @@ def talk(value):
 def unpicklable(value):
     return lambda: value
 
+class Outside(BaseException):
+    pass
+
+def raise_class(name):
+    import asyncio
+    if name:
+        raise eval(name)("away")
+    return 1.0
+
+class Unspeakable(Exception):
+    def __str__(self):
+        sys.exit(0)
+
+def raise_unspeakable(value):
+    raise Unspeakable
+
+class ExitsWhenRead:
+    def __reduce__(self):
+        return sys.exit, (0,)
+
+def result_that_exits(value):
+    return ExitsWhenRead()
+
+def with_alarm(value):
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(100)
+    return 1.0
+
 def start_a_sleeper(value):
     return subprocess.Popen(["sleep", "1000"]).pid
 

@@ -1,5 +1,7 @@
 """Scorers in threads: a bounded number at once; hung threads are counted, and too many are an error."""
 
+import asyncio
+import signal
 import threading
 from collections.abc import Callable, Iterator
 
@@ -7,6 +9,7 @@ import attrs
 import pytest
 import trio
 
+from trio_rollout._core.failures import failure_of
 from trio_rollout.errors import RewardError, SettingsError
 from trio_rollout.rewards import in_thread
 
@@ -140,3 +143,30 @@ async def test_cancelled_before_it_starts_nothing_hangs():
 def test_limits_are_checked(limit: int, max_hung: int, field: str):
     with pytest.raises(SettingsError, match=rf"InThread\.{field}: got"):
         in_thread(abs, limit=limit, max_hung=max_hung)
+
+
+class OutsideOfException(BaseException):
+    """What an extension in Rust raises."""
+
+
+@pytest.mark.parametrize(
+    "raised", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, OutsideOfException]
+)
+async def test_f101_an_exception_of_any_class_is_the_calls_failure_with_its_type(raised: type[BaseException]):
+    def score(value: object) -> float:
+        raise raised("away")
+
+    with pytest.raises(RewardError, match=rf"score raised {raised.__name__}: away") as caught:
+        await in_thread(score)(0)
+    assert isinstance(caught.value.__cause__, raised)
+    assert failure_of(caught.value).type == raised.__name__
+
+
+async def test_f107_a_scorer_that_needs_the_main_thread_is_told_of_in_process():
+    def score(value: object) -> float:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        return 1.0
+
+    with pytest.raises(ValueError, match="main thread") as caught:
+        await in_thread(score)(0)
+    assert "in_process(fn)" in failure_of(caught.value).message

@@ -14,6 +14,7 @@ import pytest
 import trio
 import trio.testing
 
+from trio_rollout._core.failures import failure_of
 from trio_rollout._core.values import Trajectory
 from trio_rollout.errors import RewardError, SettingsError
 from trio_rollout.rewards import in_process, open_scorer_processes
@@ -334,3 +335,39 @@ async def test_a_scorer_dies_with_its_parent(scorers: ModuleType, tmp_path: Path
     await parent.wait()
 
     await until_gone(pid)
+
+
+@pytest.mark.parametrize(
+    "name", ["SystemExit", "KeyboardInterrupt", "GeneratorExit", "asyncio.CancelledError", "BaseException", "Outside"]
+)
+async def test_f101_an_exception_of_any_class_is_the_calls_failure_and_the_process_goes_on(
+    scorers: ModuleType, name: str
+):
+    async with open_scorer_processes(scorers.raise_class, workers=1) as reward:
+        (pid,) = reward.pids
+        with pytest.raises(RewardError, match=rf"the scorer raised: {name.rpartition('.')[2]}: away") as caught:
+            await reward(name)
+        assert failure_of(caught.value).type == name.rpartition(".")[2]
+        assert await reward("") == 1.0
+        assert reward.pids == (pid,)
+
+
+async def test_f101_a_process_lives_on_if_the_exceptions_text_fails_too(scorers: ModuleType):
+    async with open_scorer_processes(scorers.raise_unspeakable, workers=1) as reward:
+        pids = reward.pids
+        with pytest.raises(RewardError, match=r"Unspeakable: .its __str__ raised SystemExit"):
+            await reward(0)
+        assert reward.pids == pids
+
+
+async def test_f101_a_result_that_exits_while_it_is_unpickled_is_the_calls_failure(scorers: ModuleType):
+    async with open_scorer_processes(scorers.result_that_exits, workers=1) as reward:
+        pids = reward.pids
+        with pytest.raises(RewardError, match=r"SystemExit: the scorer's result can't be unpickled: 0"):
+            await reward(0)
+        assert reward.pids == pids
+
+
+async def test_f107_a_scorer_in_a_process_may_use_sigalrm(opened: Opened, scorers: ModuleType):
+    async with opened(scorers.with_alarm) as reward:
+        assert await reward(0) == 1.0

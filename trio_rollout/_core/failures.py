@@ -1,8 +1,9 @@
 """Failures: exceptions as values, safe to keep and to write down; and the pure decision on a failed attempt."""
 
+import re
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import attrs
 
@@ -20,8 +21,8 @@ def failure_of(
     """Return an exception as a value, without references to its frames. Of an exception group every leaf is named."""
     return Failure(
         cause=cause,
-        type=type(error).__qualname__,
-        message=_shortened(words_of(error)),
+        type=_type_of(error),
+        message=_shortened(_with_advice(error)),
         traceback=_shortened(_traceback_of(error)),
         group=group,
         attempt=attempt,
@@ -32,7 +33,9 @@ def words_of(error: BaseException) -> str:
     """Return an exception's text, even if its ``__str__`` raises; of an exception group, the text of each leaf."""
     try:
         words = str(error)
-    except Exception as another:  # noqa: BLE001  the user's __str__
+    except KeyboardInterrupt:
+        raise
+    except BaseException as another:  # noqa: BLE001, ASYNC103  the user's __str__, which may raise any class
         words = f"(its text can't be had: __str__ raised {type(another).__name__})"
     if isinstance(error, BaseExceptionGroup):
         return "; ".join([words, *(f"{type(leaf).__name__}: {words_of(leaf)}" for leaf in leaves_of(error))])
@@ -44,6 +47,39 @@ def leaves_of(error: BaseException) -> Sequence[BaseException]:
     if not isinstance(error, BaseExceptionGroup):
         return (error,)
     return [leaf for inner in error.exceptions for leaf in leaves_of(inner)]
+
+
+def classes_of(error: BaseException) -> tuple[str, ...]:
+    """Return the classes of an exception as "module.Class", its own first; of an error that stands for another one, those."""
+    raised: tuple[str, ...] = getattr(error, "raised", ())
+    return raised or tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)
+
+
+def _type_of(error: BaseException) -> str:
+    raised: tuple[str, ...] = getattr(error, "raised", ())
+    return raised[0].rpartition(".")[2] if raised else type(error).__qualname__
+
+
+# Messages of Python and Trio that do not say what to do about them here.
+_NEEDS_ASYNCIO: Final = re.compile(
+    r"no (running|current) event loop|received unrecognized yield message|unknown async library", re.IGNORECASE
+)
+_NEEDS_MAIN_THREAD: Final = re.compile(r"only works in (the )?main thread", re.IGNORECASE)
+
+
+def _with_advice(error: BaseException) -> str:
+    words = words_of(error)
+    if not any(isinstance(leaf, RuntimeError | TypeError | ValueError) for leaf in leaves_of(error)):
+        return words
+    if _NEEDS_ASYNCIO.search(words):
+        adapters = "trio_rollout_compat.asyncio_reward(fn, bridge=...) and asyncio_generate(fn, bridge=...)"
+        return f"{words}. Asyncio code can't run in a task of Trio; {adapters} run it on an asyncio loop"
+    if _NEEDS_MAIN_THREAD.search(words):
+        return (
+            f"{words}. trio_rollout.rewards.in_process(fn) runs a function in the main thread of a process, where it may "
+            "use SIGALRM"
+        )
+    return words
 
 
 def _shortened(text: str) -> str:
@@ -58,7 +94,9 @@ def _shortened(text: str) -> str:
 def _traceback_of(error: BaseException) -> str:
     try:
         return "".join(traceback.format_exception(error))
-    except Exception:  # noqa: BLE001  the user's __str__, or __notes__
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001, ASYNC103  the user's __str__, or __notes__
         return "".join(traceback.format_tb(error.__traceback__))
 
 

@@ -15,6 +15,7 @@ import attrs
 import trio
 
 from .._core.checks import whole
+from .._core.failures import classes_of, words_of
 from ..errors import RewardError
 
 T = TypeVar("T")
@@ -82,8 +83,9 @@ class InThread(Generic[T, R]):
         **the thread itself goes on** until the function returns, and its result is thrown away.
 
         Raises:
-          RewardError: more than ``max_hung`` threads hang.
-          Exception: what the function raised.
+          RewardError: more than ``max_hung`` threads hang; or the function raised an exception that is no ``Exception``,
+            such as SystemExit, which is the error's cause.
+          Exception: the function's own exception, as itself.
 
         """
         async with self._slots:
@@ -96,10 +98,20 @@ class InThread(Generic[T, R]):
             try:
                 # The thread is counted in _threads before this first yields, and until it ends.
                 return await trio.to_thread.run_sync(
-                    self._fn, value, abandon_on_cancel=True, limiter=self._threads, thread_name=scorer_name(self._fn)
+                    self._run, value, abandon_on_cancel=True, limiter=self._threads, thread_name=scorer_name(self._fn)
                 )
             finally:
                 self._awaited -= 1
+
+    def _run(self, value: T) -> R:
+        """Call the function, in its thread: what it raises there is its own, a KeyboardInterrupt too (decision 0019)."""
+        try:
+            return self._fn(value)
+        except Exception:
+            raise
+        except BaseException as error:  # noqa: ASYNC103  no cancellation: this is not Trio's thread
+            name, raised = scorer_name(self._fn), type(error).__qualname__
+            raise RewardError(f"{name} raised {raised}: {words_of(error)}", raised=classes_of(error)) from error
 
 
 def scorer_name(fn: object) -> str:

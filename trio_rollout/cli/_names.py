@@ -102,7 +102,9 @@ def _module(name: str, spec: str) -> Any:
         raise click.BadParameter(
             f"{spec!r}: can't import {error.name!r} (searched: {here} and the installed packages)"
         ) from error
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a module may exit or raise any class; its exit status is not this command's
         raise click.BadParameter(f"{spec!r}: importing {name!r} failed: {type(error).__name__}: {error}") from error
 
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from .. import RolloutEngine, open_rollout_engine
 from .._util.service import open_service
 from .._util.time import wait_s
-from ..errors import EndOfData, EngineClosed
+from ..errors import EndOfData, EngineClosed, RolloutError
 from ..ledger import open_ledger
 from ..observe import task_tree
 from ..sglang import SGLangServers
@@ -61,7 +61,7 @@ def execute(options: RunOptions) -> ExitStatus:
     """Run the job that the options describe, and print its outcome.
 
     Raises:
-      RolloutError: the run failed; its outcome has been printed.
+      RolloutError: the run failed; its outcome has been printed, unless user code raised SystemExit past everything.
       click.UsageError: options contradict each other, or name something that does not exist.
 
     """
@@ -71,7 +71,10 @@ def execute(options: RunOptions) -> ExitStatus:
     with open_display(
         console, title=str(options.out), progress=progress, plain_every_s=options.progress_every
     ) as display:
-        outcome = trio.run(partial(run_job, job, screen=Screen(display)), strict_exception_groups=True)
+        try:
+            outcome = trio.run(partial(run_job, job, screen=Screen(display)), strict_exception_groups=True)
+        except SystemExit as error:  # only the summary says how a run ended: decision 0019
+            raise RolloutError(f"the run was ended by SystemExit({error.code!r}), which user code raised") from error
     _report(console, outcome, quiet=options.quiet)
     if outcome.error is not None:
         raise outcome.error

@@ -7,6 +7,7 @@ from typing import final
 import attrs
 
 from .._core.events import Event
+from .._util.user_code import ends_the_process
 from ..abc import Instrument
 
 _LOGGER = logging.getLogger("trio_rollout")
@@ -34,7 +35,9 @@ class Instruments:
         for instrument in list(self._working):
             try:
                 instrument.event(event)
-            except Exception:
+            except BaseException as error:  # noqa: ASYNC103  an instrument is user code
+                if ends_the_process(error):
+                    raise
                 self._working.remove(instrument)
                 name = type(event).__name__
                 _LOGGER.exception("instrument %r failed at %s and gets no more events", instrument, name)

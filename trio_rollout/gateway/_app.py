@@ -19,6 +19,7 @@ import msgspec
 import trio
 from starlette.routing import Route, Router
 
+from .._util.user_code import ends_the_process
 from ..errors import SessionClosed
 from ._anthropic import Messages
 from ._directory import SessionDirectory
@@ -183,7 +184,9 @@ class _Endpoint:
             self.app.refuse_if_busy()
             self._refuse_other_methods(scope["method"])
             await self.handler(exchange, protocol)
-        except Exception as error:
+        except BaseException as error:  # noqa: ASYNC103  a parser may be the user's, and raise any class
+            if ends_the_process(error):
+                raise
             refusal = refusal_of(error)
             if not isinstance(error, Refusal | SessionClosed):
                 _LOGGER.warning("a request was refused with %s", refusal.status, exc_info=error)

@@ -43,7 +43,7 @@ class Limit:
         return Refusal(429, f"{self.what}: the limit is {self.most}", RETRY if self.temporary else NO_RETRY)
 
 
-def refusal_of(error: Exception) -> Refusal:
+def refusal_of(error: BaseException) -> Refusal:
     """Return the refusal by which an agent is told about a turn's failure."""
     if isinstance(error, Refusal):
         return error

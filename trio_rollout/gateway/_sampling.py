@@ -13,6 +13,7 @@ from .._core.sampling import SamplingParams
 from .._core.token_tree import Drift, Placement
 from .._core.values import Turn
 from .._util.threads import RunSync
+from .._util.user_code import ends_the_process
 from ..abc import Rollout
 from ..errors import ServerError, SettingsError
 from ..tokenizer._tokenizer import LARGE_TEXT
@@ -92,8 +93,10 @@ class Sampler:
         while (beginning := await turn.wait_unclassified()) is not None:
             try:
                 parsed = await self.parser.parse(beginning, ())
-            except Exception:  # noqa: BLE001  the parser may be the user's; it is asked again at the end, where it counts
-                return
+            except BaseException as error:  # noqa: ASYNC103  the parser may be the user's
+                if ends_the_process(error):
+                    raise
+                return  # noqa: ASYNC104  the parser is asked again at the end, where it counts
             turn.classify(parsed.reasoning, parsed.text)
 
     async def _parsed(self, text: str, tools: Sequence[Tool]) -> Parsed:

@@ -22,6 +22,7 @@ from .._core.segments import status_of
 from .._core.token_tree import Drift
 from .._core.values import Prompt, Trajectory
 from .._util.condition import Condition
+from .._util.user_code import ends_the_process
 from ..abc import Rollout
 from ..errors import GenerateError, RequestRejected, ServerError, SessionClosed
 from ._conversation import Conversation
@@ -75,7 +76,7 @@ class GatewaySession:
     _abandoned: int = attrs.field(default=0, init=False)
     _resends: int = attrs.field(default=0, init=False)
     _undelivered: int = attrs.field(default=0, init=False)
-    _failure: Exception | None = attrs.field(default=None, init=False)
+    _failure: BaseException | None = attrs.field(default=None, init=False)
     _last_stop: Stop | None = attrs.field(default=None, init=False)
     _running: dict[AgentTurn, None] = attrs.field(factory=dict, init=False)
     _recorded: dict[str, AgentTurn] = attrs.field(factory=dict, init=False)
@@ -195,7 +196,9 @@ class GatewaySession:
             answer, stop = await self._sampler.sample(turn, self._rollout)
         except (Refusal, RequestRejected) as error:
             turn.end(None, error)
-        except Exception as error:  # noqa: BLE001  the boundary: the agent is told now, the rollout at its end
+        except BaseException as error:  # noqa: ASYNC103  the boundary: the agent is told now, the rollout at its end
+            if ends_the_process(error):
+                raise
             self._failure = error
             turn.end(None, error)
         else:

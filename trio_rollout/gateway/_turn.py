@@ -38,7 +38,7 @@ class AgentTurn:
     """The part of the answer that may be shown so far."""
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     answer: Answer | None = attrs.field(default=None, init=False)
-    error: Exception | None = attrs.field(default=None, init=False)
+    error: BaseException | None = attrs.field(default=None, init=False)
     node: Node | None = attrs.field(default=None, init=False)
     """The recorded answer; None if it has no token."""
     delivered: bool = attrs.field(default=False, init=False)
@@ -81,7 +81,7 @@ class AgentTurn:
         self.streaming.classify(thoughts, text)
         self._changed.notify()
 
-    def end(self, answer: Answer | None, error: Exception | None) -> None:
+    def end(self, answer: Answer | None, error: BaseException | None) -> None:
         """Set the answer or the error; the first call counts."""
         if not self.is_over:
             self.answer, self.error = answer, error

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, final
 import attrs
 import trio
 
+from .._util.user_code import ends_the_process
 from ._frames import await_stack
 
 Describe: TypeAlias = Callable[[trio.CancelScope], str | None]
@@ -29,7 +30,9 @@ def task_tree(
     """
     try:
         return _Renderer(describe, most_tasks).render(root)
-    except Exception as error:  # ruff: ignore[blind-except]  a look at a run that is in trouble must not add to it
+    except BaseException as error:  # noqa: ASYNC103  a look at a run that is in trouble must not add to it
+        if ends_the_process(error):
+            raise
         return f"(the task tree could not be shown: {type(error).__name__}: {error})"
 
 
@@ -74,7 +77,9 @@ class _Renderer:
             state = " [cancelled]" if is_cancelled(task) else ""
             self._lines.append("  " * depth + f"* {task.name}{state}: {' > '.join(await_stack(task)) or 'at its end'}")
             below = self._inside(depth + 1, task)
-        except Exception as error:  # ruff: ignore[blind-except]  one odd task must not hide the others
+        except BaseException as error:  # noqa: ASYNC103  one odd task must not hide the others
+            if ends_the_process(error):
+                raise
             below = [(depth, f"* (a task could not be shown: {type(error).__name__}: {error})")]
         self._todo.extend(reversed(below))
 

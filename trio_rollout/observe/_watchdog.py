@@ -12,6 +12,7 @@ from typing import final
 import attrs
 import trio
 
+from .._util.user_code import logging_failures
 from ._frames import where
 from ._sampler import Step, sampling, wall_clock
 
@@ -90,10 +91,8 @@ class StepWatchdog(trio.abc.Instrument):
         if self._on_slow is None:
             _LOGGER.warning("%s", slow)
             return
-        try:
+        with logging_failures(_LOGGER, "on_slow raised for: %s", slow):
             self._on_slow(slow)
-        except Exception:
-            _LOGGER.exception("on_slow raised for: %s", slow)
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ import pickle
 import signal
 import subprocess  # ruff: ignore[suspicious-subprocess-import]  for PIPE
 import sys
+import traceback
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, final
@@ -20,7 +21,9 @@ import attrs
 import trio
 
 from .._core.checks import whole
+from .._core.failures import classes_of, words_of
 from .._util.threads import scorer_name
+from .._util.user_code import ends_the_process
 from ..errors import RewardError
 from ._worker import LENGTH
 
@@ -56,7 +59,7 @@ def pickled_setup(fn: Callable[[Any], object]) -> bytes:
 @final
 @attrs.frozen
 class Reply:
-    """A process's reply: a value, or the scorer's error as (type, message, traceback)."""
+    """A process's reply: a value, or the scorer's error as (classes, message, traceback)."""
 
     kind: str
     content: Any
@@ -70,10 +73,21 @@ class Reply:
         """
         if self.kind != "error":
             return self.content
-        type_name, message, trace = self.content
-        error = RewardError(f"{what}: {type_name}: {message}")
+        classes, message, trace = self.content
+        error = RewardError(f"{what}: {classes[0].rpartition('.')[2]}: {message}", raised=classes)
         error.add_note(f"In the scorer's process:\n{trace}")
         raise error
+
+
+def _unpickled(body: bytes) -> Reply:
+    """Return the reply in a message. Its value is a user's object, so unpickling runs user code; the process is not at fault."""
+    try:
+        return Reply(*pickle.loads(body))
+    except BaseException as error:  # noqa: ASYNC103  no cancellation: nothing is awaited here
+        if ends_the_process(error):
+            raise
+        why = f"the scorer's result can't be unpickled: {words_of(error)}"
+        return Reply("error", (classes_of(error), why, "".join(traceback.format_exception(error))))
 
 
 @final
@@ -127,7 +141,7 @@ class ScorerProcess:
             raise RewardError(
                 f"the scorer's process {self.pid} died while it was asked, exit status {self._process.returncode}"
             ) from error
-        return Reply(*pickle.loads(body))
+        return _unpickled(body)
 
     def kill(self) -> None:
         """Kill the process with everything that it started; ``end`` must follow. May be repeated."""

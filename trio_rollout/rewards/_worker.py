@@ -1,8 +1,9 @@
 """The program of a scorer process: run as a script by its path; imports only the standard library until a scorer comes.
 
 Messages are 8 bytes of length and a pickle. In: one setup, then one pickled value a call. Out: one ``("ready", None)``, then
-``("value", result)`` or ``("error", (type, message, traceback))`` a call. End of input is the end of the process. The one
-argument is the reading end of a pipe without a writer: when its other end closes, the parent has gone.
+``("value", result)`` or ``("error", (classes, message, traceback))`` a call, with the exception's classes as "module.Class".
+End of input is the end of the process. The one argument is the reading end of a pipe without a writer: when its other end
+closes, the parent has gone.
 """
 
 import fcntl
@@ -58,8 +59,16 @@ def _write_message(send: BinaryIO, kind: str, content: object) -> None:
     send.flush()
 
 
-def _described(error: BaseException) -> tuple[str, str, str]:
-    return type(error).__qualname__, str(error), "".join(traceback.format_exception(error))
+def _described(error: BaseException) -> tuple[tuple[str, ...], str, str]:
+    classes = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)
+    try:
+        return classes, str(error), "".join(traceback.format_exception(error))
+    except BaseException as another:  # ruff: ignore[blind-except]  # noqa: ASYNC103  no Trio here; the user's __str__
+        return (
+            classes,
+            f"(its __str__ raised {type(another).__name__})",
+            "".join(traceback.format_tb(error.__traceback__)),
+        )
 
 
 def _load(setup: bytes) -> Callable[[Any], object]:
@@ -79,7 +88,7 @@ def _answer(send: BinaryIO, fn: Callable[[Any], object], request: bytes) -> None
     try:
         value = fn(pickle.loads(request))
         _write_message(send, "value", value)
-    except (Exception, SystemExit) as error:  # ruff: ignore[blind-except]  the scorer is user code
+    except BaseException as error:  # ruff: ignore[blind-except]  # noqa: ASYNC103  no Trio here; the scorer is user code
         _write_message(send, "error", _described(error))
 
 
@@ -92,7 +101,7 @@ def main() -> None:
         return
     try:
         fn = _load(setup)
-    except (Exception, SystemExit) as error:  # ruff: ignore[blind-except]  importing runs user code
+    except BaseException as error:  # ruff: ignore[blind-except]  # noqa: ASYNC103  no Trio here; importing runs user code
         _write_message(send, "error", _described(error))
         return
     _write_message(send, "ready", None)

@@ -9,6 +9,7 @@ import attrs
 import trio
 
 from .._core.values import GroupId, Prompt
+from .._util.user_code import ends_the_process
 from ..errors import SourceError
 from ._position import Count, dumped, loaded, require_same
 
@@ -112,7 +113,7 @@ class Cursor:
 
     iterator: Iterator[Prompt]
     taken: int = 0
-    failure: Exception | None = None
+    failure: BaseException | None = None
     _digest: Any = attrs.field(factory=lambda: blake2b(digest_size=16))
 
     def advance(self, count: int) -> list[Prompt]:
@@ -125,7 +126,9 @@ class Cursor:
                 self._require_prompt(item)
                 ahead.append(item)
                 self.taken += 1
-        except Exception as error:  # ruff: ignore[blind-except]  the iterable is user code; take() raises it
+        except BaseException as error:  # noqa: ASYNC103  the iterable is user code; take() raises its failure
+            if ends_the_process(error):
+                raise
             self.failure = error
         return ahead
 

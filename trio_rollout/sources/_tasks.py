@@ -17,6 +17,7 @@ import trio
 from .._core.checks import whole
 from .._core.values import Prompt, Trajectory
 from .._util.threads import InThread, RunSync, in_thread, run_in_thread
+from .._util.user_code import ends_the_process
 from ..errors import RewardError, SourceError
 from ._position import Count, dumped, loaded, require_same
 
@@ -190,7 +191,9 @@ class TaskScorer:
         dataset = self._loaded()
         try:
             return float(dataset.score_answer(_answer_in(trajectory.text), entry))
-        except Exception:  # ruff: ignore[blind-except]  a verifier may raise anything on what a model wrote
+        except BaseException as error:  # noqa: ASYNC103  a verifier may raise any class on what a model wrote
+            if ends_the_process(error):
+                raise
             self._require_working_verifier(entry)
             return 0.0
 
@@ -224,7 +227,9 @@ class TaskScorer:
     def _require_working_verifier(self, entry: dict[str, Any]) -> None:
         try:
             self._loaded().score_answer(entry["answer"], entry)
-        except Exception as error:
+        except BaseException as error:  # noqa: ASYNC103  as above
+            if ends_the_process(error):
+                raise
             raise RewardError(f"the verifier of {self.name!r} fails on its own answer: {error!r}") from error
 
 

@@ -22,11 +22,20 @@ class BridgeClosed(BridgeError):
     """The bridge's block was left, or the host's loop is closed."""
 
 
-class AsyncioCancelled(RolloutError):
+class AsyncioRaised(RolloutError):
+    """Asyncio code raised an exception that can't go on as itself, because it is no ``Exception``. It is the cause."""
+
+    def __init__(self, message: str, *, raised: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.raised = raised
+        """The classes of the cause, as "module.Class", its own class first."""
+
+
+class AsyncioCancelled(AsyncioRaised):
     """Asyncio code ended with a CancelledError that the Trio side had not asked for."""
 
 
-class AsyncioExit(RolloutError):
+class AsyncioExit(AsyncioRaised):
     """Asyncio code raised SystemExit, KeyboardInterrupt, or another exception that is meant to end a process."""
 
 
@@ -50,13 +59,24 @@ def as_exception(error: BaseException, where: str) -> Exception:
         group = error.derive([as_exception(leaf, where) for leaf in error.exceptions])
         group.__cause__, group.__context__ = error.__cause__, error.__context__
         return group.with_traceback(error.__traceback__)
-    made: Exception
     if isinstance(error, asyncio.CancelledError):
-        made = AsyncioCancelled(f"{where}: asyncio.CancelledError, which the Trio side did not ask for")
-    else:
-        made = AsyncioExit(f"{where}: raised {described(error)}")
+        message = f"{where}: asyncio.CancelledError, which the Trio side did not ask for"
+        made: Exception = AsyncioCancelled(message, raised=classes_of(error))
+        made.__cause__ = error
+        return made
+    return exit_of(error, where)
+
+
+def exit_of(error: BaseException, where: str) -> AsyncioExit:
+    """Return the error that stands for an exception which is meant to end a process."""
+    made = AsyncioExit(f"{where}: raised {described(error)}", raised=classes_of(error))
     made.__cause__ = error
     return made
+
+
+def classes_of(error: BaseException) -> tuple[str, ...]:
+    """Return the classes of an exception as "module.Class", its own first: the engine keeps a failure's type."""
+    return tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)
 
 
 def portable(error: BaseException, where: str) -> BaseException:

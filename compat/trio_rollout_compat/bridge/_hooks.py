@@ -14,7 +14,7 @@ from typing import Any, Final, final
 import attrs
 
 from ._call import CURRENT, Call
-from ._errors import AsyncioExit, described
+from ._errors import described, exit_of
 from ._settings import Misuse
 
 Note = Callable[[Misuse, str, str], None]
@@ -91,7 +91,7 @@ class GuardedCoroutine(Coroutine[Any, Any, Any]):
         except (SystemExit, KeyboardInterrupt) as error:
             if self._exited(error):
                 raise
-            raise AsyncioExit(f"{self.__qualname__}: raised {described(error)}") from error
+            raise exit_of(error, self.__qualname__) from error
         finally:
             self._stepped(time.perf_counter() - begun)
 

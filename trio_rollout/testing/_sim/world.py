@@ -220,7 +220,7 @@ def explore(
             value = made.run(scenario, **run).value
             if check is not None and check(value) is False:
                 failures.append(PointFailure.of(_point(seed), AssertionError("the check returned False")))
-        except (KeyboardInterrupt, SystemExit):
+        except KeyboardInterrupt:
             raise
         except BaseException as error:  # ruff: ignore[blind-except]  # noqa: ASYNC103 - pytest.fail() raises no Exception
             failures.append(PointFailure.of(_point(seed), error))

@@ -95,7 +95,7 @@ class Sweeper(Generic[S]):
                 state, interrupt = notes.kept(), error
             self._require_reached(point())
             self.judge(state, attrs.evolve(point(), error=interrupt))
-        except (KeyboardInterrupt, SystemExit):
+        except KeyboardInterrupt:
             raise
         except BaseException as error:  # ruff: ignore[blind-except]  # noqa: ASYNC103 - pytest.fail() raises no Exception
             self._failures.append(PointFailure.of(attrs.evolve(point(), error=interrupt), error))

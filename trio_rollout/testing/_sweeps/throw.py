@@ -106,8 +106,8 @@ def throw_everywhere(
 
     ``scenario(faults)`` passes ``faults(fn)`` to the code under test in place of the user's ``fn``, and returns a state.
     ``check(state, point)`` raises, or returns False, if the exception was lost: it must have become a recorded failure or
-    another try. ``exc`` is the exception's class, or makes the exception from a message. An exception at a point, of the
-    scenario or of the check, is that point's failure.
+    another try. ``exc`` is the exception's class, of any kind, or makes the exception from a message. An exception at a
+    point, of the scenario or of the check, is that point's failure, a SystemExit too.
 
     Raises:
       BaseException: the error of the undisturbed run, or of its check.

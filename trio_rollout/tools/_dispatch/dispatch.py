@@ -34,6 +34,7 @@ import trio
 
 from ..._util.exception_groups import bare_errors, errors_of
 from ..._util.read_write_lock import ReadWriteLock
+from ..._util.user_code import ends_the_process, logging_failures
 from ...errors import ToolError
 from .tool import Block, Continue, Feedback, Hooks, Invocation, LifecycleListener, RespondToModel, Rewrite, Tool
 from .turn import TurnCancellation
@@ -209,8 +210,9 @@ class ToolRuntime:
                 output, outcome = await self._handle(tool, state)
             except RespondToModel as error:
                 output, outcome = FunctionOutput(text=str(error), success=False), state.failure()
-            except Exception:
-                await self._settle(state, state.failure())  # noqa: ASYNC120  it can't be cancelled
+            except BaseException as error:  # noqa: ASYNC103  a handler or hook is user code; raised again in any case
+                if not ends_the_process(error):
+                    await self._settle(state, state.failure())  # noqa: ASYNC120  it can't be cancelled
                 raise
             await self._settle(state, outcome)
             return output
@@ -255,26 +257,20 @@ class ToolRuntime:
         await trio.lowlevel.checkpoint()
         state.started = True
         for listener in self._listeners:
-            try:
+            with logging_failures(_log, "a listener failed at the start of tool %s", state.call.name):
                 await listener.on_tool_start(state.call)
-            except Exception:  # ruff: ignore[blind-except]  a listener's error must not change the call
-                _log.exception("a listener failed at the start of tool %s", state.call.name)
 
     def _report_timing(self, state: _Call, timing: CallTiming) -> None:
         if self._on_timing is not None:
-            try:
+            with logging_failures(_log, "on_timing failed for tool %s", state.call.name):
                 self._on_timing(state.call, timing)
-            except Exception:  # ruff: ignore[blind-except]  a failed measurement must not lose the result
-                _log.exception("on_timing failed for tool %s", state.call.name)
 
     async def _settle(self, state: _Call, outcome: ToolOutcome) -> None:  # noqa: ASYNC910  as below
         """Claim the outcome and report it to the listeners: shielded, and bounded for each."""
         state.claim(outcome)
         for listener in self._listeners:
             with trio.move_on_after(self._teardown_timeout, shield=True) as limit:  # noqa: ASYNC912  user code waits
-                try:
+                with logging_failures(_log, "a listener failed at the end of tool %s", state.call.name):
                     await listener.on_tool_finish(state.call, outcome)
-                except Exception:  # ruff: ignore[blind-except]  a listener's error must not change the outcome
-                    _log.exception("a listener failed at the end of tool %s", state.call.name)
             if limit.cancelled_caught:
                 _log.warning("a listener took more than %.1f s at the end of a tool", self._teardown_timeout)

@@ -21,6 +21,7 @@ import trio
 
 from ..._core.failures import leaves_of
 from ..._util.condition import Condition
+from ..._util.user_code import logging_failures
 from ...errors import ToolError
 from .._commands.child import Child, ExitStatus, Spawn
 from .._commands.command import Command
@@ -212,10 +213,8 @@ class ExecSession:
             failure=failure,
             duration=trio.current_time() - self.started_at,
         )
-        try:
+        with logging_failures(_log, "a listener of exec sessions failed"):
             self.listeners.on_end(end)
-        except Exception:  # ruff: ignore[blind-except]  a listener's error must not change the session
-            _log.exception("a listener of exec sessions failed")
 
 
 async def run_session(

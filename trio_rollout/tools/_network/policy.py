@@ -16,6 +16,7 @@ import attrs
 import trio
 
 from ..._util.service import open_service
+from ..._util.user_code import logging_failures
 from .proxy import Target, serve_proxy_connection
 
 _log = logging.getLogger("trio_rollout.tools")
@@ -59,10 +60,8 @@ class NetworkGrant:
         if not self._finished:
             self._finished = True
             if self.on_finish is not None:
-                try:
+                with logging_failures(_log, "a network policy failed to forget a session"):
                     self.on_finish()
-                except Exception:  # ruff: ignore[blind-except]  a policy's error must not change how a session ended
-                    _log.exception("a network policy failed to forget a session")
         return self.message
 
 

@@ -16,6 +16,7 @@ import attrs
 import trio
 
 from ..._http import server_reader
+from ..._util.user_code import logging_failures
 
 _log = logging.getLogger("trio_rollout.tools")
 
@@ -84,12 +85,10 @@ class Request:
 
 async def serve_proxy_connection(stream: trio.SocketStream, check: Check) -> None:
     """Serve one connection to its end. Never raises for the behaviour of a client or a server."""
-    try:
+    with logging_failures(_log, "a connection to the sandbox proxy failed"):  # it must not end the network of others
         async with stream:
             with suppress(*_GONE):
                 await _serve(stream, check)
-    except Exception:  # ruff: ignore[blind-except]  one program's request must not end the network of the others
-        _log.exception("a connection to the sandbox proxy failed")
     await trio.lowlevel.checkpoint()
 
 

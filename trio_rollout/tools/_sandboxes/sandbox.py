@@ -20,6 +20,7 @@ import trio
 
 from ..._util.ports import Ports
 from ..._util.time import backoff_s, wait_s
+from ..._util.user_code import ends_the_process
 from ...errors import RolloutError, ToolError
 from .._cleanup import CleanupBudget
 from .._commands.capture import Captured
@@ -117,7 +118,9 @@ async def _destroy(provider: SandboxProvider, name: str, settings: SandboxSettin
     for attempt in range(1, settings.attempts + 1):
         try:
             await provider.destroy(name)
-        except Exception as error:  # ruff: ignore[blind-except]  a failed cleanup must not change the result
+        except BaseException as error:  # noqa: ASYNC103  a failed cleanup must not change the result
+            if ends_the_process(error):
+                raise
             _log.warning("sandbox %s, try %d to destroy it: %r", name, attempt, error)
         else:
             provider.counts.destroyed += 1
