@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 import trio
 
+from .._core.failure_log import FailureLog
 from .._core.settings import EngineSettings
 from .._core.values import Prompt, copied
 from .._util.ports import Ports
@@ -43,6 +44,8 @@ class RolloutContext:
     """Renders a task and all tasks below it, with what each waits for, as text."""
     gateway: Gateway | None = None
     instruments: Instruments = attrs.field(factory=Instruments)
+    failures: FailureLog = attrs.field(factory=FailureLog)
+    """Counts the failures of user code that repeat, so that each is logged in full only once."""
 
 
 def fresh_copy(prompt: Prompt) -> Prompt:
