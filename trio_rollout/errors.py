@@ -162,8 +162,16 @@ class ToolError(RolloutError):
 class EndOfData(RolloutError):
     """The source has ended, and every group has been delivered, filtered or quarantined.
 
-    Raised by ``next_batch``; ``batches`` ends its loop instead. The run is complete.
+    Raised by ``next_batch``. The run is complete. ``batches`` ends its loop instead, unless no group was delivered and some
+    were quarantined: a loop that never ran would be silent about that, so it raises a RolloutError.
     """
+
+    def __init__(self, message: str, *, delivered: int = 0, quarantined: int = 0) -> None:
+        super().__init__(message)
+        self.delivered = delivered
+        """The number of groups that were delivered, acked ones included; with a ledger since its beginning."""
+        self.quarantined = quarantined
+        """The number of groups that were quarantined, counted in the same way."""
 
 
 class EngineClosed(RolloutError):

@@ -1,14 +1,21 @@
 """Rewards, group rewards and filters: user code that fails alone, and infrastructure that is never scored as 0."""
 
+import asyncio
 import math
+from collections import Counter
 
+import attrs
+import numpy as np
 import pytest
 import trio
 
 from trio_rollout import Cause, Drop, Keep
+from trio_rollout.errors import EndOfData, RolloutError
 from trio_rollout.testing import Fail, FakeServers, Say
 
-from .conftest import take_all, world
+from .conftest import QUICK, take_all, world
+
+RETRY_OFTEN = attrs.evolve(QUICK, max_attempts=5)
 
 
 def failing(times, error=None):
@@ -91,8 +98,8 @@ async def test_a_judge_that_hangs_is_cut_at_the_rewards_deadline():
         assert trio.current_time() - began < 10  # cut by the reward's own deadline, not by the group's of half an hour
 
 
-async def test_a_scorer_that_fails_is_heard_of_at_each_try(caplog):
-    """Not only the last try is logged: with many tries left the run would seem to hang."""
+async def test_a_scorer_that_fails_is_heard_of_at_its_first_try(caplog):
+    """Not only at the last one: with many tries left it would look like a run that hangs."""
 
     async def reward(trajectory):
         raise AttributeError("no attribute 'lenght'")
@@ -165,3 +172,99 @@ async def test_a_failed_server_is_never_scored():
     async with world(4, reward=reward, servers=servers) as w:
         await take_all(w.engine)
     assert all(row.segments[0].response_length for row in seen)
+
+
+async def test_f105_a_scorer_that_fails_alike_is_asked_twice_and_no_more(caplog):
+    """A programming error: each trajectory costs two calls, and the log shows the error in full only once."""
+    calls = []
+
+    async def reward(trajectory):
+        calls.append((trajectory.prompt.id, trajectory.index, trajectory.text))
+        raise AttributeError("no attribute 'lenght'")
+
+    async with world(6, reward=reward, retry=RETRY_OFTEN, failure_budget=100) as w:
+        assert await take_all(w.engine) == []
+    tries = [record.getMessage() for record in caplog.records if ": try " in record.message]
+    assert [text for text in tries if "Traceback" in text] == tries[:1]
+    assert len(tries) <= math.log2(len(calls)) + 1
+    assert tries[-1].endswith("so far)")
+    assert max(Counter(calls).values()) == 2
+
+
+async def test_f106_rewards_of_one_group_with_unequal_names_are_refused():
+    async def reward(trajectory):
+        return {"right": 1.0} if trajectory.index == 0 else {"right": 1.0, "short": 0.5}
+
+    async with world(1, reward=reward) as w:
+        assert await take_all(w.engine) == []
+        (report,) = w.engine.quarantined()
+    assert report.error.type == "RewardError"
+    assert "sample 0 has the names ['right'] and sample 1 has the names ['right', 'short']" in report.error.message
+
+
+async def test_f106_numpy_values_are_rewards():
+    async def reward(trajectory):
+        return np.bool_(1)
+
+    async def group_reward(group):
+        return np.array([0.25, 0.5])
+
+    async with world(1, reward=reward) as w:
+        (group,) = await take_all(w.engine)
+    assert [row.reward for row in group.trajectories] == [1.0, 1.0]
+    async with world(1, reward=None, group_reward=group_reward) as w:
+        (group,) = await take_all(w.engine)
+    assert [row.reward for row in group.trajectories] == [0.25, 0.5]
+
+
+async def test_f104_asyncio_code_in_a_reward_is_told_of_the_adapter():
+    async def reward(trajectory):
+        await asyncio.sleep(0 if trajectory.index else 1)
+
+    async with world(1, reward=reward) as w:
+        assert await take_all(w.engine) == []
+        (report,) = w.engine.quarantined()
+    assert "trio_rollout_compat.asyncio_reward" in report.error.message
+
+
+async def test_f104_asyncio_code_in_a_generate_function_is_told_of_the_adapter():
+    async def generate(prompt, rollout):
+        await asyncio.sleep(0)
+
+    async with world(1, generate=generate) as w:
+        assert await take_all(w.engine) == []
+        (report,) = w.engine.quarantined()
+    assert "asyncio_generate(fn, bridge=...)" in report.error.message
+
+
+async def test_f104_a_loop_over_batches_that_gets_none_because_all_failed_is_an_error():
+    """Three groups are fewer than the failure budget: without this the loop would just end."""
+    reward, _ = failing(10_000)
+    async with world(3, reward=reward) as w:
+        with pytest.raises(
+            RolloutError, match=r"no group was delivered: .* 3 quarantined\. Last error: .*judge is away"
+        ):
+            async for _ in w.engine.batches(2):
+                pass
+        with pytest.raises(EndOfData) as end:
+            await w.engine.next_batch(1)
+    assert (end.value.delivered, end.value.quarantined) == (0, 3)
+
+
+async def test_f104_a_loop_that_got_a_batch_ends_as_ever():
+    async def reward(trajectory):
+        if trajectory.prompt.label == "0":
+            raise RuntimeError("judge is away")
+        return 1.0
+
+    async with world(3, reward=reward) as w:
+        groups = [group async for batch in w.engine.batches(2) for group in batch.groups]
+        assert (len(groups), len(w.engine.quarantined())) == (2, 1)
+
+
+async def test_f104_a_loop_of_which_the_filter_dropped_everything_ends_as_ever():
+    async def group_filter(group):
+        return Drop("too easy")
+
+    async with world(3, group_filter=group_filter) as w:
+        assert [batch async for batch in w.engine.batches(2)] == []

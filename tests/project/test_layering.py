@@ -51,7 +51,13 @@ RESERVED = {
     "trio_asyncio": ["trio_rollout_compat"],
     "argparse": ["trio_rollout_compat", "trio_rollout.cli"],
     "importlib": ["trio_rollout_compat", "trio_rollout.cli"],
-    "threading": ["trio_rollout_compat", "trio_rollout.cli", "trio_rollout.testing", "trio_rollout.observe._sampler", "trio_rollout._util.user_code"],
+    "threading": [
+        "trio_rollout_compat",
+        "trio_rollout.cli",
+        "trio_rollout.testing",
+        "trio_rollout.observe._sampler",
+        "trio_rollout._util.user_code",
+    ],
     "pytest": ["trio_rollout.testing"],
 }
 

@@ -121,8 +121,14 @@ class Delivery:
         if decision.answer is Answer.BLOCKED:
             raise ServerError(str(failure.blocked_reason))
         if decision.answer is Answer.END:
-            raise EndOfData("the source has ended and every group is delivered, filtered or quarantined")
+            raise self._end_of_data()
         raise EngineClosed("the engine is drained and nothing deliverable is left")
+
+    def _end_of_data(self) -> EndOfData:
+        counts = self.state.statistics()
+        delivered = counts.delivered + counts.acked
+        message = f"the source has ended: {delivered} groups delivered, {counts.filtered} filtered, {counts.quarantined} quarantined"
+        return EndOfData(message, delivered=delivered, quarantined=counts.quarantined)
 
     async def _hand_out(self, count: int) -> Batch:
         state, step = self.state, self.next_step

@@ -20,7 +20,7 @@ from .._util.exception_groups import is_cancellation
 from .._util.ports import Ports
 from .._util.service import open_service
 from ..abc import Gateway, Generate, GroupFilter, GroupReward, InferenceServers, Instrument, Ledger, Reward, Source
-from ..errors import EndOfData, EngineClosed
+from ..errors import EndOfData, EngineClosed, RolloutError
 from ..observe import task_tree
 from ..tools._rollout_tools import new_rollout_tools
 from ._context import RolloutContext
@@ -66,7 +66,11 @@ class RolloutEngine:
         return await self._delivery.next_batch(size)
 
     def batches(self, size: int) -> "Batches":
-        """Return an iterator over batches of ``size`` groups, until the data ends or the engine is drained."""
+        """Return an iterator over batches of ``size`` groups, which ends with the data, or when the engine is drained.
+
+        Its ``anext`` raises what ``next_batch`` raises, and a RolloutError at the end of data if no group was delivered and
+        some were quarantined.
+        """
         return Batches(self, size)
 
     def weight_update(
@@ -203,7 +207,11 @@ class RolloutEngine:
 @final
 @attrs.define(eq=False)
 class Batches:
-    """Asynchronous iterator over batches; stops at the end of data, or when the engine is drained."""
+    """Asynchronous iterator over batches; stops at the end of data, or when the engine is drained.
+
+    A loop over it must not end in silence because everything failed. ``failure_budget`` sees to that only where as many
+    groups fail as it allows: docs/decisions/0051-a-loop-that-got-nothing-is-an-error.md.
+    """
 
     _engine: RolloutEngine
     _size: int
@@ -214,7 +222,12 @@ class Batches:
     async def __anext__(self) -> Batch:
         try:
             return await self._engine.next_batch(self._size)
-        except (EndOfData, EngineClosed):
+        except EngineClosed:
+            raise StopAsyncIteration from None
+        except EndOfData as end:
+            if end.quarantined and not end.delivered:
+                last = self._engine.quarantined()[-1].error
+                raise RolloutError(f"no group was delivered: {end}. Last error: {last}") from end
             raise StopAsyncIteration from None
 
 
