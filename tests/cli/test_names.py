@@ -107,3 +107,11 @@ def test_a_generate_function_with_sampling_of_its_own_keeps_it():
 def test_a_generate_function_must_be_async():
     with pytest.raises(click.BadParameter, match="must be async"):
         resolve_generate("scorers:length", SamplingParams())
+
+
+@pytest.mark.parametrize("program", ["raise SystemExit(0)", "import asyncio; raise asyncio.CancelledError"])
+def test_f101_a_module_that_exits_is_a_wrong_option(tmp_path, program):
+    """Its exit status is not the command's: 0 would say that every group is scored."""
+    (tmp_path / "leaves_at_once.py").write_text(program)
+    with pytest.raises(click.BadParameter, match="importing 'leaves_at_once' failed: "):
+        load_callable("leaves_at_once:score")

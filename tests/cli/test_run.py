@@ -278,3 +278,15 @@ def test_usr1_shows_the_task_tree(slow, slow_run):
         running.read_until("_Run.consume")
         running.signal(signal.SIGTERM)
         assert running.end().status == 130
+
+
+def test_f101_a_scorer_that_meets_exit_costs_its_group_and_the_summary_is_printed(run, scripted, tmp_path):
+    (tmp_path / "judge.py").write_text(
+        "def judge(trajectory):\n    exec('exit(0)' if trajectory.text == 'no' else '', {})\n    return 1.0\n"
+    )
+
+    ended = run("--server", scripted, "--reward", "judge:judge", "--max-attempts", 1, cwd=tmp_path)
+
+    assert ended.status == 3, ended.out + ended.err
+    assert any("groups scored" in line and "5 of 6" in line for line in ended.lines)
+    assert [line for line in ended.lines if line.startswith("quarantined 0/5: error after 1 attempt: SystemExit: ")]

@@ -1,4 +1,4 @@
-"""What a reward function may return, and what it may not."""
+"""Values that a reward function may return, and values that are refused."""
 
 import decimal
 import fractions
@@ -14,7 +14,7 @@ from trio_rollout.errors import RewardError
 
 @attrs.frozen
 class Tensor:
-    """What torch and jax have: dimensions, ``item`` and ``tolist``."""
+    """A tensor of torch or jax, as far as it matters here: dimensions, ``item`` and ``tolist``."""
 
     values: list
 

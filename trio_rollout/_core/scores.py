@@ -1,7 +1,7 @@
-"""What a reward function may return, as floats: pure, and shared by everything that scores.
+"""Rewards as user code returns them, and the floats that they become: pure, and shared by everything that scores.
 
-A number is what says that it is one: by ``item()`` (numpy's scalars, arrays and tensors of one element), ``__float__`` or
-``__index__`` (Python's numbers, Decimal, Fraction). It becomes the nearest float. Text and bytes are never numbers, although
+A value is a number if it has ``item()`` (numpy's scalars, arrays and tensors of one element), ``__float__`` or ``__index__``
+(Python's numbers, Decimal, Fraction). The reward is the nearest float. Text and bytes are never numbers, although
 ``float("10")`` and ``list(b"10")`` would make some of them.
 
 Within one group the rewards are all numbers, or all mappings with the same names: an advantage is computed over a group, and
