@@ -21,6 +21,7 @@ from trio_rollout import (
     open_rollout_engine,
     open_sglang_servers,
 )
+from trio_rollout.errors import RolloutError
 
 from ._server import Server
 
@@ -55,7 +56,8 @@ async def running_engine(
 async def test_a_deadline_ends_what_runs_on_the_server(server: Server, which: str):
     deadlines = attrs.evolve(Deadlines(), **{which: 2.0})
     async with running_engine(server, settings=attrs.evolve(SETTINGS, deadlines=deadlines)) as engine:
-        assert [batch async for batch in engine.batches(1)] == []
+        with pytest.raises(RolloutError, match="no group was delivered"):
+            await anext(engine.batches(1))
         assert [report.cause for report in engine.quarantined()] == [Cause.DEADLINE] * 2
         with trio.fail_after(10):
             await server.until_idle()

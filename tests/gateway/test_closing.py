@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from trio_rollout import Deadlines, EngineSettings, Prompt, Retry, SamplingParams, Stop
-from trio_rollout.errors import GenerateError, ServerError, SessionClosed
+from trio_rollout.errors import GenerateError, RolloutError, ServerError, SessionClosed
 from trio_rollout.gateway._conversation import Conversation
 from trio_rollout.gateway._directory import Tombstones
 from trio_rollout.gateway._protocol import Refusal
@@ -267,7 +267,8 @@ async def test_the_groups_deadline_ends_a_hung_turn_and_its_session(autojump_clo
     )
     servers = FakeServers(plan=lambda number, prompt: HANG)
     async with virtual_engine(generate, servers=servers, settings=settings) as stage:
-        assert [batch async for batch in stage.engine.batches(1)] == []
+        with pytest.raises(RolloutError, match="no group was delivered"):
+            await anext(stage.engine.batches(1))
         (report,) = stage.engine.quarantined()
 
     assert report.cause.value == "deadline"

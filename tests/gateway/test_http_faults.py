@@ -10,7 +10,7 @@ import psutil
 import pytest
 import trio
 
-from trio_rollout.errors import SettingsError
+from trio_rollout.errors import RolloutError, SettingsError
 from trio_rollout.gateway import GatewaySettings, run_agent
 
 HELLO = {"model": "policy", "messages": [{"role": "user", "content": "say hello"}]}
@@ -230,7 +230,8 @@ async def test_a_server_that_dies_with_the_turn_ends_the_attempt(open_stage):
 
     async with open_stage(agent, tiny={"step_delay": 0.05}, deadlines={"group": 3.0}) as stage:
         stages.append(stage)
-        assert [batch async for batch in stage.engine.batches(1)] == []
+        with pytest.raises(RolloutError, match="no group was delivered"):
+            await anext(stage.engine.batches(1))
         assert stage.engine.statistics().quarantined == 1
 
 
@@ -304,7 +305,8 @@ async def test_a_server_that_hangs_is_left_at_the_turns_deadline(open_stage, str
     options = {"tiny": {"step_delay": 60.0}, "deadlines": {"turn": 0.5, "abort": 0.5}}
     with trio.fail_after(60):
         async with open_stage(agent, **options) as stage:
-            assert [batch async for batch in stage.engine.batches(1)] == []
+            with pytest.raises(RolloutError, match="no group was delivered"):
+                await anext(stage.engine.batches(1))
             (report,) = stage.engine.quarantined()
             assert stage.gateway.statistics().sessions == 0
 

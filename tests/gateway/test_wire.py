@@ -194,3 +194,30 @@ async def test_other_ways_to_send_a_request(run_agent_once, kind):
         await until(lambda: session.statistics().running == 0)
 
     await run_agent_once(agent)
+
+
+@pytest.mark.parametrize("error", [SystemExit, GeneratorExit, type("OutsideOfException", (BaseException,), {})])
+@pytest.mark.parametrize("where", ["parse", "parses_markup"])
+async def test_f101_a_parser_that_raises_any_class_fails_that_turn_alone(where, error):
+    """The gateway serves every rollout: a user's parser must not end it."""
+
+    class Parser(NoParser):
+        broken = True
+
+        def parses_markup(self, tools):
+            if self.broken and where == "parses_markup":
+                raise error("away")
+            return True
+
+        async def parse(self, text, tools):
+            if self.broken:
+                raise error("away")
+            return await super().parse(text, tools)
+
+    servers, parser = FakeServers(), Parser()
+    async with open_gateway(servers, tokenizer=DATA, parser=parser) as gateway:
+        opened = gateway.open_session(LoneRollout(servers), prompt=Prompt(id="p", text="x"), sampling=SamplingParams())
+        async with opened as session:
+            assert (await ask(session)).status_code == 503
+            parser.broken = False
+            assert (await ask(session)).status_code == 200
