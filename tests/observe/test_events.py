@@ -38,7 +38,7 @@ from trio_rollout.abc import (
     WindowClosed,
     WindowOpened,
 )
-from trio_rollout.errors import ServerError
+from trio_rollout.errors import RolloutError, ServerError
 from trio_rollout.testing import Fail, FakeServers, Say, prompts
 
 KINDS = [kind for kind in vars(abc).values() if isinstance(kind, type) and issubclass(kind, Event)]
@@ -137,8 +137,8 @@ async def test_the_events_of_one_group_come_in_order(autojump_clock):
 async def test_a_group_that_is_given_up(autojump_clock):
     heard = Heard()
     async with open_engine(heard, count=1, plan=lambda *_: Fail(ValueError("broken"))) as engine:
-        async for _ in engine.batches(1):
-            pass
+        with pytest.raises(RolloutError, match="no group was delivered"):
+            await anext(engine.batches(1))
     (given_up,) = heard.of(GroupQuarantined)
     assert given_up.id == given_up.report.id
     assert given_up.report == engine.quarantined()[0]

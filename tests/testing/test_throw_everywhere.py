@@ -27,7 +27,7 @@ async def helper() -> None:
     await trio.sleep(0.5)
 
 
-async def pool(faults: Faults[Outcomes], *, catches: type[Exception]) -> Outcomes:
+async def pool(faults: Faults[Outcomes], *, catches: type[BaseException]) -> Outcomes:
     """Run four callbacks at once; failures that the pool expects are recorded."""
     outcomes = Outcomes()
     callback = faults(score)
@@ -161,3 +161,15 @@ def test_a_sweep_without_a_callback_has_proved_nothing():
 
     with pytest.raises(AssertionError, match="no point"):
         throw_everywhere(scenario, lambda *_: None).require()
+
+
+class OutsideOfException(BaseException):
+    """What an extension in Rust raises."""
+
+
+@pytest.mark.parametrize("exc", [SystemExit, OutsideOfException, GeneratorExit])
+def test_f101_any_class_can_be_thrown_and_one_that_escapes_is_its_points_failure(exc):
+    """A SystemExit too: it must not end the sweep, or the test program."""
+    throw_everywhere(lambda faults: pool(faults, catches=BaseException), check, exc=exc).require()
+    found = throw_everywhere(lambda faults: pool(faults, catches=Exception), check, exc=exc)
+    assert len(found.failures) == found.points == 4 * 4
