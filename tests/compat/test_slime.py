@@ -95,6 +95,21 @@ def test_group_rm_scores_whole_groups(host, seen, server, caplog):
         generate_rollout(args, 0, DataSource(), evaluation=True)
 
 
+@pytest.mark.parametrize(
+    ("reward", "key"), [("uneven_reward", "score"), ("uneven_reward", None), ("worded_reward", None)]
+)
+def test_f106_the_names_in_a_hosts_reward_are_its_own_business(host, seen, server, caplog, reward, key):
+    args = arguments(
+        server,
+        custom_generate_function_path="user_functions.generate",
+        custom_rm_path=f"user_functions.{reward}",
+        reward_key=key,
+    )
+    output = generate_rollout(args, 0, DataSource())
+    assert all(isinstance(sample.reward, dict) for sample in rows(output))
+    assert output.metrics["rollout/fully_async/quarantined"] == 0
+
+
 def test_filters(host, seen, server, caplog):
     args = arguments(
         server,

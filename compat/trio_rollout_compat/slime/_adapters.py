@@ -5,7 +5,6 @@ function's own fault if it does so all the time; ``Aborts`` tells the two apart.
 """
 
 import logging
-import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, final
 
@@ -124,12 +123,12 @@ class Reward:
     plugins: Plugins
     bridge: Bridge
 
-    async def __call__(self, trajectory: Trajectory, /) -> float | Mapping[str, float]:
-        """Score the rollout. The sample keeps the function's result; the engine gets the numbers in it."""
+    async def __call__(self, trajectory: Trajectory, /) -> float:
+        """Score the rollout. The sample keeps the function's result; the engine gets the number that the host trains on."""
         made = trajectory.metadata[KEY]
         await self.bridge.call(self.plugins.score, flat(made), batched=isinstance(made, list))
-        numbers_in: float | Mapping[str, float] = _numbers(flat(made)[-1].reward)
-        return numbers_in
+        number: float = _number(flat(made)[-1].reward, self.plugins.args)
+        return number
 
 
 @final
@@ -140,11 +139,11 @@ class GroupReward:
     plugins: Plugins
     bridge: Bridge
 
-    async def __call__(self, group: Group, /) -> Sequence[float | Mapping[str, float]]:
+    async def __call__(self, group: Group, /) -> Sequence[float]:
         """Score the group."""
         made = made_of(group)
         await self.bridge.call(self.plugins.score, [sample for one in made for sample in flat(one)], batched=True)
-        return [_numbers(flat(one)[-1].reward) for one in made]
+        return [_number(flat(one)[-1].reward, self.plugins.args) for one in made]
 
 
 @final
@@ -165,8 +164,11 @@ class Filter:
         return Drop(reason)
 
 
-def _numbers(reward: object) -> Any:
-    """Return the part of a reward that the engine checks: a number as it is, of a dict the numbers."""
-    if isinstance(reward, Mapping):
-        return {name: value for name, value in reward.items() if isinstance(value, numbers.Real)}
-    return reward
+def _number(reward: object, args: Arguments) -> Any:
+    """Return the part of a reward that the engine checks: a number as it is, of a dict the value under the host's key.
+
+    A dict without that key is the host's own business (a custom post-processing may read it): it counts as scored.
+    """
+    if not isinstance(reward, Mapping):
+        return reward
+    return next((reward[key] for key in (args.reward_key, args.eval_reward_key) if key in reward), 0.0)

@@ -114,3 +114,13 @@ async def older_first(args, sample, sampling_params):
     sample.weight_versions = ["5"] if sample.index in SEEN else ["4", "3"]
     SEEN.append(sample.index)
     return sample
+
+
+async def uneven_reward(args, sample, **kwargs):
+    """A dict whose names differ between the samples of a group, with text beside its numbers."""
+    return {"score": 1.0, "pred": "42", **({"format": 0.5} if sample.index % 2 else {})}
+
+
+async def worded_reward(args, sample, **kwargs):
+    """A dict without a number, for a custom post-processing of the host."""
+    return {"verdict": "good"}
