@@ -130,7 +130,7 @@ async def test_an_answer_whose_decoding_has_begun_counts_although_its_deadline_p
         assert turn is not None
 
 
-async def test_a_large_answer_that_came_too_late_is_counted_and_decoded_by_nobody(autojump_clock):
+async def test_a_large_answer_that_came_too_late_is_counted_and_not_decoded(autojump_clock):
     done, threads = trio.Event(), Threads()
 
     def plan(seen):

@@ -391,7 +391,7 @@ async def test_https_does_what_http_does():
         assert fake.accepted == 3  # control, generate, abort
 
 
-async def test_https_with_a_certificate_that_nobody_vouches_for_is_refused():
+async def test_https_with_a_certificate_of_an_unknown_authority_is_refused():
     async with tls_fake() as fake:
         with pytest.raises(ServerError, match="CERTIFICATE_VERIFY_FAILED"):
             await opened(fake.url)

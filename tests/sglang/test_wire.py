@@ -290,7 +290,7 @@ def test_requests_are_encoded_afresh_when_anything_changes():
 
 
 def test_a_prompt_that_may_change_is_encoded_every_time():
-    """Only an array that nobody can write to is taken for the same one again."""
+    """Only an array that cannot be written to is taken for the same one again."""
     encoder, sampling = wire.RequestEncoder(None), SamplingParams()
 
     def ids_sent(ids, sampling=sampling):
@@ -475,7 +475,7 @@ def test_a_span_of_versions_that_begins_beyond_every_number_is_refused():
         decode(body)
 
 
-def test_a_prompt_that_somebody_else_can_change_is_encoded_anew():
+def test_a_prompt_that_other_code_can_change_is_encoded_anew():
     """A view that cannot be written through, of memory that can: what was checked and encoded once is not what is there now."""
     memory = np.array([1, 2, 3], np.int32)
     view = memory[:]
