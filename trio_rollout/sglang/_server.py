@@ -65,8 +65,8 @@ class ControlQueue:
     async def command(self, make: Callable[[], Awaitable[T]], *, until: float) -> T | None:
         """Make a call that changes the server, and return its result; None if its turn did not come in time.
 
-        Blocks until it is answered. Cancelled before its turn, it is not made; later its end is waited for, because a
-        command that is left without its answer might be carried out after the next one.
+        Blocks until it is answered. Cancelled before its turn, it is not made; later its end is waited for and its
+        result returned, because a command that is left without its answer might be carried out after the next one.
         """
         call = self._append(self._commands, make)
         if self._asking is not None:
@@ -298,11 +298,13 @@ class OwedAborts:
         """Note a try. An abort that a call still waits for is tried again at that time; a debt waits to be called in again."""
         self.sending -= 1
         owed.tries += 1
-        if owed.is_debt:
+        if owed.rid not in self._all:
+            pass  # its request has ended meanwhile
+        elif owed.is_debt:
             self._note_debt()
         elif owed.once:
             owed.waiter.cancel(reason="its abort was tried")
-        elif owed.rid in self._all:
+        else:
             self._enter(owed, next_time)
         self.changed.notify()
 
