@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ._source import PACKAGES, ROOT, report
+from ._source import PACKAGES, ROOT, report, tracked_files
 
 MAP = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 PLACES = re.findall(r"^\| ([^|`]+) \| `([\w/]+\.py)` \| `([\w.]+)` \|$", MAP, re.MULTILINE)
@@ -71,6 +71,17 @@ def test_every_link_of_a_document_leads_to_a_file():
         for document in DOCUMENTS
         for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", document.read_text(encoding="utf-8"))
         if not (document.parent / target).exists()
+    ]
+    assert not wrong, report(wrong)
+
+
+def test_every_decision_that_the_code_names_exists():
+    wrong = [
+        f"{path}: {name}"
+        for path in tracked_files()
+        if path.suffix == ".py"
+        for name in re.findall(r"\b00\d\d-[a-z][a-z0-9-]*\.md\b", path.read_text(encoding="utf-8"))
+        if not (ROOT / "docs" / "decisions" / name).is_file()
     ]
     assert not wrong, report(wrong)
 
