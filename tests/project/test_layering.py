@@ -1,8 +1,10 @@
 """Imports point towards the core; stages do not know each other."""
 
 import ast
+import graphlib
 import sys
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ._source import imports, modules, report
@@ -143,6 +145,34 @@ def against_room(importer: str, imported: str) -> str | None:
     return forbidden(importer, imported) if top(importer) == top(imported) == "trio_rollout" else None
 
 
+def folder(module: str, path: Path) -> str:
+    """Return the package that the module is in; for a package itself its own name."""
+    return module if path.name == "__init__.py" else module.rpartition(".")[0]
+
+
+def circle(arrows: Iterable[tuple[str, str]]) -> list[str]:
+    """Return folders that import each other in a circle, the first one again at the end. A package and its suites are none."""
+    graph: dict[str, set[str]] = defaultdict(set)
+    for here, there in arrows:
+        if not f"{here}.".startswith(f"{there}.") and not f"{there}.".startswith(f"{here}."):
+            graph[here].add(there)
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
+def folders_that_import() -> Iterator[tuple[str, str]]:
+    """Yield who imports whom among the folders of both packages."""
+    paths = dict(modules())
+    for name, path in paths.items():
+        for _, imported in imports(name, path):
+            target = imported if imported in paths else imported.rpartition(".")[0]
+            if target in paths:
+                yield folder(name, path), folder(target, paths[target])
+
+
 def against_io(importer: str, imported: str) -> str | None:
     """Anything in the core that is not known to be free of I/O."""
     allowed = room(importer) != "_core" or top(imported) in {*CORE_IMPORTS, "trio_rollout"}
@@ -158,6 +188,18 @@ def against_reserved(importer: str, imported: str) -> str | None:
 def test_rooms_import_only_towards_the_core():
     wrong = violations(against_room)
     assert not wrong, report(wrong)
+
+
+def test_no_rooms_import_each_other():
+    assert not circle(folders_that_import())
+
+
+def test_a_circle_of_rooms_is_seen():
+    found = circle([("p.a", "p.b"), ("p.b", "p.c"), ("p.c", "p.a"), ("p.d", "p.a")])
+    assert len(found) == 4
+    assert set(found) == {"p.a", "p.b", "p.c"}
+    assert not circle([("p.a", "p.b"), ("p.b", "p.c"), ("p.a", "p.c")])
+    assert not circle([("p", "p._suite"), ("p._suite", "p")])
 
 
 def test_the_core_does_no_io():

@@ -18,6 +18,10 @@ from ._invariants import is_conserved as is_conserved
 from ._leaks import LeakError as LeakError
 from ._leaks import LeakInstrument as LeakInstrument
 from ._leaks import no_leaks as no_leaks
+from ._points import Inject as Inject
+from ._points import Point as Point
+from ._points import PointFailure as PointFailure
+from ._points import Sweep as Sweep
 from ._sim.connection import Link as Link
 from ._sim.connection import NetFaults as NetFaults
 from ._sim.connection import SimStream as SimStream
@@ -44,10 +48,6 @@ from ._sim.world import SimIO as SimIO
 from ._sim.world import SimWorld as SimWorld
 from ._sim.world import explore as explore
 from ._sweeps.cancel import cancel_everywhere as cancel_everywhere
-from ._sweeps.points import Inject as Inject
-from ._sweeps.points import Point as Point
-from ._sweeps.points import PointFailure as PointFailure
-from ._sweeps.points import Sweep as Sweep
 from ._sweeps.sweeper import Arm as Arm
 from ._sweeps.throw import Faults as Faults
 from ._sweeps.throw import throw_everywhere as throw_everywhere

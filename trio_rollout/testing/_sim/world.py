@@ -34,7 +34,7 @@ from ...engine._engine import RolloutEngine, open_rollout_engine
 from ...ledger import DiskLedger, open_ledger
 from ...sglang import ServerSettings, SGLangServers, open_sglang_servers
 from .._invariants import Invariants
-from .._sweeps.points import Inject, Point, PointFailure, Sweep
+from .._points import Inject, Point, PointFailure, Sweep
 from .connection import Link, NetFaults
 from .disk import SimDisk
 from .files import SimFiles, shuffled

@@ -10,7 +10,7 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import TypeAlias, TypeVar
 
-from .points import Inject, Point, Sweep
+from .._points import Inject, Point, Sweep
 from .sweeper import Arm, Injection, Injector, Sweeper
 
 S = TypeVar("S")

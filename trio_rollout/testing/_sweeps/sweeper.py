@@ -14,9 +14,9 @@ import trio
 from ..._core.failures import leaves_of
 from ...observe._frames import where
 from .._invariants import Invariants
+from .._points import Inject, Point, PointFailure, Sweep
 from .._sim import scheduler
 from .._sim.run import sim_run
-from .points import Inject, Point, PointFailure, Sweep
 
 S = TypeVar("S")
 

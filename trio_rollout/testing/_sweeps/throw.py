@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, ParamSpec, TypeAlias, TypeVar, final
 
 from ...observe._frames import frame_label
-from .points import Inject, Point, Sweep
+from .._points import Inject, Point, Sweep
 from .sweeper import Notes, Sweeper
 
 S = TypeVar("S")
