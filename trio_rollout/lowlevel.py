@@ -10,6 +10,8 @@ from another thread.
   long before the next try.
 - Connections: a ``Connector`` for ``open_sglang_servers(connect=...)`` is given an ``Address`` and opens a ``Connection``.
 - ``Ports`` is the source of randomness and request ids; ``seconds`` validates a setting.
+
+The reasons are in docs/decisions/0042-adapters-stand-on-public-names.md.
 """
 
 from ._core.checks import seconds

@@ -2,8 +2,8 @@
 
 Not Trio's SocketStream: that costs a lock, a conflict detector and a checkpoint for each call, and cannot say "nothing yet".
 TLS is the stdlib's ``ssl`` on the same socket and not httpx, so that an ``https`` request can be left, aborted and read on
-like any other (docs/decisions/0010). A server behind an HTTP proxy is reached through a tunnel (CONNECT), which is a socket
-like any other, for http and https alike (docs/decisions/0016).
+like any other (docs/decisions/0010-https-goes-over-the-same-connections.md). A server behind an HTTP proxy is reached through a
+tunnel (CONNECT), which is a socket like any other, for http and https alike (docs/decisions/0016-a-proxy-is-a-tunnel.md).
 """
 
 import errno

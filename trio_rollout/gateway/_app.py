@@ -6,6 +6,8 @@ stream. ``Exchange`` is the request and its answer as ASGI messages.
 
 ``/s/{session}`` is the root of a session. Each API is served with and without ``/v1`` in front: OpenAI's clients want a
 base URL with it, Anthropic's one without, so one base URL serves both.
+
+The reasons are in docs/decisions/0040-a-request-of-an-agent-meets-one-endpoint.md.
 """
 
 import hmac

@@ -60,7 +60,10 @@ class SGLangServers:
         return f"<SGLangServers {usable} of {len(now.servers)} usable, {in_flight} requests, {now.connections} connections>"
 
     def under(self, deadlines: Deadlines) -> "SGLangServers":
-        """Return the same servers, with these budgets for aborts and control calls. Everything else is shared."""
+        """Return the same servers, with these budgets for aborts and control calls. Everything else is shared.
+
+        See docs/decisions/0005-servers-are-viewed-under-deadlines.md.
+        """
         return attrs.evolve(self, abort_s=deadlines.abort, control_s=deadlines.control)
 
     def encode(self, prompt: Prompt) -> ModelInput:

@@ -135,7 +135,10 @@ class Fleet:
         )
 
     async def blocked_reason_after(self, known: str | None, *, patience_s: float) -> str | None:
-        """Wait until the reason is another than ``known``; a new one counts once it has lasted for ``patience_s``."""
+        """Wait until the reason is another than ``known``; a new one counts once it has lasted for ``patience_s``.
+
+        See docs/decisions/0026-only-a-weight-update-helps-is-told.md.
+        """
         changed = self.roster.changed
         while True:
             await changed.wait_until(partial(self._is_blocked_otherwise, known))

@@ -32,6 +32,7 @@ from ._wire import (
 
 # Decoding holds the interpreter for milliseconds at a time in a thread too. Measured with a 1 ms ticker, p99 excess on the
 # loop and in a thread: 8,192 tokens (380 kB) 7 and 6 ms, 16,384 17 and 11 ms, 32,768 49 and 12 ms. A thread costs 0.2 ms.
+# See docs/decisions/0024-large-answers-are-decoded-in-a-thread.md.
 _THREAD_BYTES: Final = 512 * 1024
 
 

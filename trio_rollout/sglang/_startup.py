@@ -22,7 +22,8 @@ _log: Final = logging.getLogger("trio_rollout.sglang")
 async def discover(router: str, settings: ServerSettings, connect: Connector) -> Sequence[str]:
     """Return the URLs of a router's workers.
 
-    A router forwards no abort, pause or weight update, so its workers are talked to directly, for generation too.
+    A router forwards no abort, pause or weight update, so its workers are talked to directly, for generation too
+    (docs/decisions/0011-a-routers-workers-are-talked-to-directly.md).
 
     Raises:
       ServerError: it can't be reached, is not a router, or has no workers.

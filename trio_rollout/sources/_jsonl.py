@@ -2,6 +2,7 @@
 
 Owns the position and the ids of the prompts given back; the file is opened for each read and closed again. Invariant: the
 position moves only after a read has succeeded, with no checkpoint in between, so a cancelled ``take`` has taken nothing.
+The source sets each prompt's epoch (docs/decisions/0001-epoch-is-a-field-of-the-prompt.md).
 """
 
 from collections.abc import Mapping, Sequence

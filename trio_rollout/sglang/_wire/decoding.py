@@ -1,7 +1,8 @@
 """Decodes the JSON of a /generate answer, or of a part of one: fast for the usual form, exact for every other.
 
 If the C extension was compiled, the tokens of a complete answer in the usual form go straight into arrays (FastAnswer). Every
-other answer becomes a ParsedAnswer. Both are checked by the same code, and become the same Turn.
+other answer becomes a ParsedAnswer. Both are checked by the same code, and become the same Turn
+(docs/decisions/0025-log-probs-are-decoded-natively-where-it-can-be-compiled.md).
 """
 
 from collections.abc import Callable
