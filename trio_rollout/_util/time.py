@@ -3,10 +3,14 @@
 import math
 import random
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import trio
 
 from .._core.settings import Retry
+from .user_code import ends_the_process
+
+T = TypeVar("T")
 
 
 def backoff_s(attempt: int, *, base: float, longest: float, jitter: float, rng: random.Random) -> float:
@@ -38,3 +42,18 @@ async def try_every(seconds: float, attempt: Callable[[], Awaitable[bool]], *, u
             return True
         await wait_s(max(0.0, min(began + seconds, until) - trio.current_time()))
     return False
+
+
+async def retried(call: Callable[[], Awaitable[T]], wait_after: Callable[[BaseException], float | None]) -> T:
+    """Call until it works, and return the result. ``wait_after`` decides, and logs: the seconds before the next try; None: raise.
+
+    ``wait_after`` does not get what ends the process (``ends_the_process``). Cancelled, no further call is made.
+    """
+    while True:
+        try:
+            return await call()
+        except BaseException as error:  # noqa: ASYNC103  raised again if it is no failure, or the last one
+            seconds = None if ends_the_process(error) else wait_after(error)
+            if seconds is None:
+                raise
+        await wait_s(seconds)

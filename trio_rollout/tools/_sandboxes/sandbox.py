@@ -8,6 +8,7 @@
 5. The lifetime at the provider follows from the rollout's deadlines: a host that dies leaves no sandbox forever.
 """
 
+import itertools
 import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -19,7 +20,7 @@ import attrs
 import trio
 
 from ..._util.ports import Ports
-from ..._util.time import backoff_s, wait_s
+from ..._util.time import backoff_s, retried
 from ..._util.user_code import ends_the_process
 from ...errors import RolloutError, ToolError
 from .._cleanup import CleanupBudget
@@ -41,27 +42,27 @@ def lifetime(settings: SandboxSettings, remaining: float | None) -> float:
     return min(settings.longest_life, math.inf if remaining is None else remaining) + settings.create + settings.destroy
 
 
-async def retried(call: Callable[[], Awaitable[T]], settings: SandboxSettings, ports: Ports) -> T:
+async def repeated(call: Callable[[], Awaitable[T]], settings: SandboxSettings, ports: Ports) -> T:
     """Repeat a call while it certainly had no effect; translate other failures.
 
     Raises:
       ToolError: the call failed. OSErrors about files and this package's errors come out unchanged.
 
     """
-    for attempt in range(1, settings.attempts + 1):
-        try:
-            return await call()
-        except NeverRan as error:
-            if attempt == settings.attempts:
-                raise
-            _log.info("a sandbox call did not run, try %d of %d: %s", attempt, settings.attempts, error)
-        except (RolloutError, OSError, ValueError):
-            raise
-        except Exception as error:
-            raise ToolError(f"sandbox: {error!r}; not tried again, since it may have run") from error
-        delay = backoff_s(attempt, base=settings.backoff, longest=5.0, jitter=0.5, rng=ports.random)
-        await wait_s(delay)
-    raise AssertionError("the last attempt returns or raises")
+    tries = itertools.count(1)
+
+    def wait_after(error: BaseException) -> float | None:
+        if not isinstance(error, NeverRan) or (attempt := next(tries)) == settings.attempts:
+            return None
+        _log.info("a sandbox call did not run, try %d of %d: %s", attempt, settings.attempts, error)
+        return backoff_s(attempt, base=settings.backoff, longest=5.0, jitter=0.5, rng=ports.random)
+
+    try:
+        return await retried(call, wait_after)
+    except (RolloutError, OSError, ValueError):
+        raise
+    except Exception as error:
+        raise ToolError(f"sandbox: {error!r}; not tried again, since it may have run") from error
 
 
 @asynccontextmanager
@@ -100,7 +101,7 @@ async def _create(
 
     async def create() -> None:
         try:
-            made.append(await retried(lambda: provider.create(spec), settings, ports))
+            made.append(await repeated(lambda: provider.create(spec), settings, ports))
         except OSError as error:
             raise ToolError(f"sandbox {spec.name}: {error}") from error
         provider.counts.created += 1
@@ -115,18 +116,23 @@ async def _create(
 async def _destroy(provider: SandboxProvider, name: str, settings: SandboxSettings, ports: Ports) -> None:
     """Destroy a sandbox, and try again after any failure: to destroy it twice is harmless. Never raises a failure."""
     await trio.lowlevel.checkpoint()
-    for attempt in range(1, settings.attempts + 1):
-        try:
-            await provider.destroy(name)
-        except BaseException as error:  # noqa: ASYNC103  a failed cleanup must not change the result
-            if ends_the_process(error):
-                raise
-            _log.warning("sandbox %s, try %d to destroy it: %r", name, attempt, error)
-        else:
-            provider.counts.destroyed += 1
-            return
-        await wait_s(backoff_s(attempt, base=settings.backoff, longest=2.0, jitter=0.5, rng=ports.random))
-    provider.counts.leaked += 1
+    tries = itertools.count(1)
+
+    def wait_after(error: BaseException) -> float | None:
+        attempt = next(tries)
+        _log.warning("sandbox %s, try %d to destroy it: %r", name, attempt, error)
+        if attempt == settings.attempts:
+            return None
+        return backoff_s(attempt, base=settings.backoff, longest=2.0, jitter=0.5, rng=ports.random)
+
+    try:
+        await retried(lambda: provider.destroy(name), wait_after)
+    except BaseException as error:  # noqa: ASYNC103  a failed cleanup must not change the result
+        if ends_the_process(error):
+            raise
+        provider.counts.leaked += 1
+    else:
+        provider.counts.destroyed += 1
 
 
 @final
@@ -251,7 +257,7 @@ async def open_sandbox(
     )
 
     async def retry(call: Callable[[], Awaitable[Captured]]) -> Captured:
-        return await retried(call, settings, ports)
+        return await repeated(call, settings, ports)
 
     async with AsyncExitStack() as stack:
         owned = owned_sandbox(provider, spec, settings, ports, cleanup or CleanupBudget())
