@@ -1,4 +1,4 @@
-"""A service outlives its body's wrap-up, whenever the cancellation comes."""
+"""A service outlives its body's cleanup, whenever the cancellation comes."""
 
 import pytest
 import trio

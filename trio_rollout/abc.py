@@ -179,7 +179,7 @@ class Rollout(Protocol):
 
     @property
     def tools(self) -> "RolloutTools":
-        """Commands, exec sessions and sandboxes. What they start is ended and reaped with the generate function."""
+        """Commands, exec sessions and sandboxes. Their processes end, and are reaped, with the generate function."""
         ...
 
     def finish(self, turns: Sequence[Turn], *, status: Status | None = None) -> Trajectory:

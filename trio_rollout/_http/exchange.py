@@ -12,7 +12,7 @@ This works only if a cancellation leaves the exchange where it was. Three things
   never between taking bytes from the connection and giving them to the reader. ``receive`` may be called again at any time.
 - The reader is a state machine that owns what was received (``reader``). No frame of a coroutine that was cancelled holds a
   part of the answer.
-- Leaving the block is what gives up the connection, not the cancellation. The wrap-up runs inside the block, shielded and
+- Leaving the block is what gives up the connection, not the cancellation. The cleanup runs inside the block, shielded and
   bounded (``sglang._cancellation``): it aborts, reads on, and leaves. The connection then goes back to the pool if the answer
   was complete, and is closed if not, so that the rest of an answer never meets the next request.
 

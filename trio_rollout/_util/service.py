@@ -1,7 +1,7 @@
 """A service beside a ``with`` body: the shape that every ``open_x()`` of the package shares.
 
 The service runs in a child task inside a shielded scope, the body does not. So an outer cancellation reaches the body at
-once, while the service stays alive for the wrap-ups of the body; ``leave`` then ends it. The nursery around the body is
+once, while the service stays alive for the cleanups of the body; ``leave`` then ends it. The nursery around the body is
 invisible: the body's exception comes out as the same object, never inside a group of this nursery.
 """
 

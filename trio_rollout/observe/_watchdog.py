@@ -49,7 +49,7 @@ class StepWatchdog(trio.abc.Instrument):
         self.slow: deque[SlowStep] = deque(maxlen=_MOST_KEPT)
         """The last slow steps."""
         self.count: int = 0
-        """How many steps were slow."""
+        """The number of slow steps."""
         self.longest_s: float = 0.0
         """Duration of the longest step."""
         self._on_slow = on_slow

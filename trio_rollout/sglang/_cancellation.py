@@ -1,7 +1,7 @@
 """Leaving a request without its answer: read on, abort, owe, look, count. From top to bottom, as it happens.
 
-Why it takes an essay
----------------------
+The problem
+-----------
 A rollout is cancelled (by a deadline, a drain, a weight update) while its request runs on a server. To close the socket would
 be simple, and wrong twice: SGLang notices the closed socket of a plain request after three to four seconds, in which the request
 holds its place in the batch, and the tokens that it has sampled, which a partial rollout goes on from, come back only in the answer

@@ -26,7 +26,7 @@ from ._errors import BridgeError, described
 CURRENT: Final[contextvars.ContextVar["Call | None"]] = contextvars.ContextVar("trio_rollout_call", default=None)
 """The call that a task, a timer or a callback of the loop belongs to."""
 
-# How many coroutines deep a task is looked into; recursion deeper than that is not cleanup.
+# The number of coroutines that are looked at in a task; deeper recursion is not taken for cleanup.
 _DEPTH: Final = 200
 _MARK: Final = "_trio_rollout_asked"
 _FRAMES: Final = (types.CoroutineType, types.GeneratorType, types.AsyncGeneratorType)

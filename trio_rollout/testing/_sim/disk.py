@@ -10,7 +10,7 @@ which knows what is durable:
   of its system calls becomes an operation of the same log. Both kinds of file thus share one order of events.
 - Every operation is a value (``Write``, ``Sync``, ``Rename``, ``SyncNames``), logged and then applied to ``SimFiles``. The log can be
   replayed up to any operation, and there the power cut: for each of these moments ``SimFiles.after_power_cut`` gives the
-  directories that a disk may be left with. What was synced is there; of everything else any subset, in any order, torn.
+  directories that a disk may be left with. Everything that was synced is there; of the rest any subset, in any order, torn.
 - ``fault`` fails an operation with an error; ``deaf`` lets an operation report success without effect. With a sync among them,
   the disk is one on which the program forgot that sync, and the test of the promise must fail.
 
