@@ -122,6 +122,18 @@ async def test_a_creation_that_is_refused_is_tried_again_and_one_that_may_have_h
     assert service.alive == set()
 
 
+async def test_the_user_may_say_which_failures_had_no_effect(bridge, service):
+    service.create_errors = [OSError("no quota"), ConnectionRefusedError(111, "refused")]
+    async with open_slime_sandboxes(
+        partial(Sandbox, service), bridge=bridge, never_ran=lambda error: "quota" in str(error)
+    ) as provider:
+        with pytest.raises(ToolError, match="refused"):
+            async with open_sandbox(provider, settings=QUICK):
+                pass
+
+    assert service.create_errors == []
+
+
 async def test_a_command_that_may_have_run_is_not_run_again(provider, service):
     async with open_sandbox(provider, settings=QUICK) as sandbox:
         service.exec_errors = [ConnectionResetError("lost")]

@@ -97,9 +97,9 @@ async def open_slime_sandboxes(
 ) -> AsyncGenerator[SlimeSandboxes]:
     """Give the engine sandboxes that follow slime's protocol. Open it inside the bridge and around the engine.
 
-    ``make(spec)`` builds one, not entered yet; ``spec.lifetime`` is for the service. ``never_ran`` says of an exception
-    whether the request certainly had no effect: only that is tried again. Commands run as ``user``. Leaving waits for
-    sandboxes that are still being destroyed, within the bridge's grace.
+    ``make(spec)`` builds one, not entered yet; ``spec.lifetime`` is for the service. ``never_ran(error)`` returns True
+    if a request that failed like this certainly had no effect; only such a request is tried again. Commands run as ``user``.
+    Leaving waits for sandboxes that are still being destroyed, within the bridge's grace.
     """
 
     async def serve(*, task_status: trio.TaskStatus[SlimeSandboxes]) -> None:
