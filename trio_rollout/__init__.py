@@ -18,51 +18,21 @@ fakes and sweeps for tests, ``tiny`` a small language model behind SGLang's prot
 the ground floor. ``ARCHITECTURE.md`` is the map.
 """
 
-from ._core.enums import Cause as Cause
-from ._core.enums import Leftovers as Leftovers
-from ._core.enums import PauseMode as PauseMode
-from ._core.enums import Status as Status
-from ._core.enums import Stop as Stop
-from ._core.sampling import SamplingParams as SamplingParams
-from ._core.settings import Deadlines as Deadlines
-from ._core.settings import Discard as Discard
-from ._core.settings import EngineSettings as EngineSettings
-from ._core.settings import Pace as Pace
-from ._core.settings import Retry as Retry
-from ._core.settings import Staleness as Staleness
-from ._core.statistics import EngineStatistics as EngineStatistics
-from ._core.statistics import ServerCounts as ServerCounts
-from ._core.statistics import ServerStatistics as ServerStatistics
-from ._core.values import Failure as Failure
-from ._core.values import Group as Group
-from ._core.values import GroupId as GroupId
-from ._core.values import Prompt as Prompt
-from ._core.values import QuarantineReport as QuarantineReport
-from ._core.values import Segment as Segment
-from ._core.values import Trajectory as Trajectory
-from ._core.values import Turn as Turn
-from ._core.values import VersionSpan as VersionSpan
-from ._util.ports import Ports as Ports
-from .abc import Drop as Drop
-from .abc import Keep as Keep
-from .engine._delivery import Batch as Batch
-from .engine._engine import Batches as Batches
-from .engine._engine import RolloutEngine as RolloutEngine
-from .engine._engine import open_rollout_engine as open_rollout_engine
-from .engine._rollout import SingleTurn as SingleTurn
-from .engine._weights import WeightUpdate as WeightUpdate
-from .ledger import open_ledger as open_ledger
-from .rewards import exact_match as exact_match
-from .rewards import in_process as in_process
-from .rewards import in_thread as in_thread
-from .rewards import open_scorer_processes as open_scorer_processes
-from .rewards import regex_reward as regex_reward
-from .sglang import ServerSettings as ServerSettings
-from .sglang import SGLangServers as SGLangServers
-from .sglang import open_sglang_servers as open_sglang_servers
-from .sources import IterableSource as IterableSource
-from .sources import JsonlSource as JsonlSource
-from .sources import TaskSource as TaskSource
+from ._core.enums import Cause, Leftovers, PauseMode, Status, Stop
+from ._core.sampling import SamplingParams
+from ._core.settings import Deadlines, Discard, EngineSettings, Pace, Retry, Staleness
+from ._core.statistics import EngineStatistics, ServerCounts, ServerStatistics
+from ._core.values import Failure, Group, GroupId, Prompt, QuarantineReport, Segment, Trajectory, Turn, VersionSpan
+from ._util.ports import Ports
+from .abc import Drop, Keep
+from .engine._delivery import Batch
+from .engine._engine import Batches, RolloutEngine, open_rollout_engine
+from .engine._rollout import SingleTurn
+from .engine._weights import WeightUpdate
+from .ledger import open_ledger
+from .rewards import exact_match, in_process, in_thread, open_scorer_processes, regex_reward
+from .sglang import ServerSettings, SGLangServers, open_sglang_servers
+from .sources import IterableSource, JsonlSource, TaskSource
 
 __all__ = [  # in the order a prompt travels
     # sources

@@ -65,7 +65,6 @@ class Source(Protocol):
         Called whenever rollouts can be started. May block until there is a prompt; the drain cancels it. Cancelled, it
         must have taken nothing. After an empty answer it is called again only after a ``give_back``.
         """
-        ...
 
     async def give_back(self, prompts: Sequence[Prompt]) -> None:
         """Accept prompts that were taken and not finished; later calls of ``take`` return them first.
@@ -73,14 +72,12 @@ class Source(Protocol):
         Called once, by a drain without a ledger (a ledger keeps unfinished prompts itself), within ``Deadlines.drain``.
         Cancelled, it must have accepted nothing.
         """
-        ...
 
     def state(self) -> dict[str, object]:
         """Return the position as data that JSON can express; ``restore`` continues right behind the last ``take``.
 
         Called after each ``take`` of a run with a ledger, and written in the same transaction as the prompts.
         """
-        ...
 
     def restore(self, state: Mapping[str, object]) -> None:
         """Continue from a position that ``state`` returned. Called before the first ``take``, if the ledger has one.
@@ -88,7 +85,6 @@ class Source(Protocol):
         Raises:
           SourceError: the position is of other data.
         """
-        ...
 
 
 class Session(Protocol):
@@ -110,11 +106,9 @@ class Session(Protocol):
         Leaving the session's block calls it. Blocks until no turn runs; a second call waits for the first. Cancelled, running
         turns are cancelled at once, and the session is closed all the same.
         """
-        ...
 
     def trajectory(self, *, status: Status | None = None) -> Trajectory:
         """Return what was recorded. Call it after the session was closed."""
-        ...
 
 
 class Rollout(Protocol):
@@ -127,22 +121,18 @@ class Rollout(Protocol):
     @property
     def attempt(self) -> int:
         """Number of this attempt at the group, from 1."""
-        ...
 
     @property
     def index(self) -> int:
         """Place of this rollout in its group, from 0."""
-        ...
 
     @property
     def deadline(self) -> float:
         """The time at which this rollout is cancelled, on ``trio.current_time()``'s clock; ``inf`` for no deadline."""
-        ...
 
     @property
     def weight_version(self) -> int:
         """The engine's newest weight version."""
-        ...
 
     @property
     def input(self) -> ModelInput:
@@ -151,7 +141,6 @@ class Rollout(Protocol):
         Raises:
           RequestRejected: the prompt's fault; see ``InferenceServers.encode``.
         """
-        ...
 
     async def generate(
         self,
@@ -171,20 +160,16 @@ class Rollout(Protocol):
           RequestRejected: the request's fault: no server accepts it.
           ServerError: the server's fault.
         """
-        ...
 
     def session(self, *, sampling: SamplingParams | None = None) -> AbstractAsyncContextManager[Session]:
         """Open a session for an agent that speaks OpenAI or Anthropic over HTTP. Needs the engine's ``gateway``."""
-        ...
 
     @property
     def tools(self) -> "RolloutTools":
         """Commands, exec sessions and sandboxes. Their processes end, and are reaped, with the generate function."""
-        ...
 
     def finish(self, turns: Sequence[Turn], *, status: Status | None = None) -> Trajectory:
         """Return the trajectory of these turns; the status follows the last turn's stop unless given."""
-        ...
 
 
 class Generate(Protocol):
@@ -200,7 +185,6 @@ class Generate(Protocol):
         An exception is the user's fault and uses up one of ``Retry.max_attempts``, and so does a result that is no
         finished trajectory. ServerLost is free; RequestRejected sets the group aside at once.
         """
-        ...
 
 
 class Reward(Protocol):
@@ -213,7 +197,6 @@ class Reward(Protocol):
         attempt's end cancels it. An exception, a missed deadline and a value that is no finite number are the scorer's
         fault: it alone is called again, ``Retry.max_attempts`` times in all, before the attempt fails.
         """
-        ...
 
 
 class GroupReward(Protocol):
@@ -224,7 +207,6 @@ class GroupReward(Protocol):
 
         Called by the engine when all rollouts of a group are finished, before the filter; otherwise like ``Reward``.
         """
-        ...
 
 
 class GroupFilter(Protocol):
@@ -235,7 +217,6 @@ class GroupFilter(Protocol):
 
         Called by the engine when a group has its rewards; otherwise like ``Reward``.
         """
-        ...
 
 
 class InferenceServers(Protocol):
@@ -248,7 +229,6 @@ class InferenceServers(Protocol):
 
     def under(self, deadlines: Deadlines) -> "InferenceServers":
         """Return the same servers, with these budgets for aborts and control calls. Called once, by the engine."""
-        ...
 
     def encode(self, prompt: Prompt) -> ModelInput:
         """Return the prompt as ``generate`` takes it. Called by ``rollout.input``.
@@ -256,7 +236,6 @@ class InferenceServers(Protocol):
         Raises:
           RequestRejected: the prompt's fault: messages without a tokenizer, or an id outside the vocabulary.
         """
-        ...
 
     async def generate(
         self,
@@ -285,7 +264,6 @@ class InferenceServers(Protocol):
           ServerLost: the server was lost with the request; ``tokens`` has what a stream had brought until then.
           ServerError: the server's fault, any other failure.
         """
-        ...
 
     async def pause(self, mode: PauseMode) -> None:
         """Pause every server. Called when a weight update begins; ``resume`` follows in any case.
@@ -295,7 +273,6 @@ class InferenceServers(Protocol):
         Raises:
           ServerError: names the servers that could not be paused in time. They count as lost.
         """
-        ...
 
     async def resume(self) -> None:
         """Resume every server that may have been paused, then send the aborts that are owed.
@@ -306,7 +283,6 @@ class InferenceServers(Protocol):
         Raises:
           ServerError: names the servers that could not be resumed. The weight update counts all the same.
         """
-        ...
 
     async def versions(self) -> Mapping[str, int | None]:
         """Return the weight version that each usable server reports, by URL; None if it reports no number.
@@ -314,14 +290,12 @@ class InferenceServers(Protocol):
         Called when the engine is opened, and after the body of each weight update. Blocks until all have answered, within
         the control budget; a server that does not answer is left out. Cancelled, nothing has changed.
         """
-        ...
 
     def require_version(self, version: int) -> None:
         """Send requests only to servers that report this version, or have never reported one.
 
         Called when the engine is opened, by each weight update, and by ``note_weight_version``.
         """
-        ...
 
     async def blocked_reason_after(self, known: str | None) -> str | None:
         """Wait until the reason that blocks every request differs from ``known``, and return it; None: not blocked.
@@ -330,11 +304,9 @@ class InferenceServers(Protocol):
         are blocked when they answer, and none has the required version: only a weight update ends that. Servers that are
         lost or busy are not, because they can come back. Cancelled, nothing has changed.
         """
-        ...
 
     def statistics(self) -> ServerStatistics:
         """Return the counts of this moment. Called by ``engine.statistics()``."""
-        ...
 
 
 class ServerControl(Protocol):
@@ -349,7 +321,6 @@ class ServerControl(Protocol):
         Raises:
           ServerError: names the servers that did not.
         """
-        ...
 
     async def abort_until_idle(self) -> None:
         """Abort every request on every server, other clients' too, until none runs.
@@ -357,11 +328,9 @@ class ServerControl(Protocol):
         Raises:
           ServerError: names the servers that did not become idle.
         """
-        ...
 
     async def health(self) -> Mapping[str, bool]:
         """Return for each server, by URL, if it answers that it is ready."""
-        ...
 
 
 class Gateway(Protocol):
@@ -374,7 +343,6 @@ class Gateway(Protocol):
 
         Entering and leaving are the session's beginning and its ``close``; an exception counts as the generate function's.
         """
-        ...
 
 
 class Ledger(Protocol):
@@ -388,7 +356,6 @@ class Ledger(Protocol):
         Raises:
           LedgerError: it belongs to another run, is of a newer format, or is in use. The engine is not opened.
         """
-        ...
 
     async def record(self, events: Sequence[LedgerEvent]) -> None:
         """Write these events in one transaction.
@@ -400,7 +367,6 @@ class Ledger(Protocol):
           DataRefused: the user's fault: an event has data that cannot be stored. The ledger goes on.
           LedgerError: this write, or one before it, failed. Nothing of it counts as written, and the run ends.
         """
-        ...
 
 
 class Instrument(Protocol):
@@ -412,7 +378,6 @@ class Instrument(Protocol):
 
     def event(self, event: Event, /) -> None:
         """Take note of an event: one of the subclasses of ``Event``. Ignore those that are not known here."""
-        ...
 
 
 __all__ = [

@@ -12,25 +12,11 @@ Only public names of ``trio_rollout`` are used. ``docs/embedding.md`` says which
 imports trio_asyncio.
 """
 
-from ._servers import Answer as Answer
-from ._servers import AsyncioClient as AsyncioClient
-from ._servers import aiohttp_client as aiohttp_client
-from ._servers import httpx_client as httpx_client
-from ._servers import open_asyncio_servers as open_asyncio_servers
-from ._user_code import AsyncioRollout as AsyncioRollout
-from ._user_code import asyncio_generate as asyncio_generate
-from ._user_code import asyncio_reward as asyncio_reward
-from .bridge import Bridge as Bridge
-from .bridge import BridgeSettings as BridgeSettings
-from .bridge import OnLeak as OnLeak
-from .bridge import open_bridge as open_bridge
-from .sandboxes import SlimeSandbox as SlimeSandbox
-from .sandboxes import SlimeSandboxes as SlimeSandboxes
-from .sandboxes import open_slime_sandboxes as open_slime_sandboxes
-from .thread import EngineThread as EngineThread
-from .thread import aopen_engine_thread as aopen_engine_thread
-from .thread import exit_on_sigterm as exit_on_sigterm
-from .thread import open_engine_thread as open_engine_thread
+from ._servers import Answer, AsyncioClient, aiohttp_client, httpx_client, open_asyncio_servers
+from ._user_code import AsyncioRollout, asyncio_generate, asyncio_reward
+from .bridge import Bridge, BridgeSettings, OnLeak, open_bridge
+from .sandboxes import SlimeSandbox, SlimeSandboxes, open_slime_sandboxes
+from .thread import EngineThread, aopen_engine_thread, exit_on_sigterm, open_engine_thread
 
 __all__ = [
     "Answer",

@@ -37,7 +37,6 @@ class AsyncioClient(Protocol):
 
     def __call__(self, method: str, url: str, headers: Mapping[str, str], body: bytes, /) -> Awaitable[Answer]:
         """Send the request, on the bridge's loop. Must have no timeout. Any exception counts as a broken connection."""
-        ...
 
 
 @final
@@ -137,7 +136,6 @@ async def open_asyncio_servers(
 
     Raises:
       SettingsError, ServerError: as ``open_sglang_servers``.
-
     """
 
     async def connect(nursery: trio.Nursery, address: Address) -> _BridgedConnection:

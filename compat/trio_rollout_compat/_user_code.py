@@ -70,7 +70,6 @@ class AsyncioRollout:
         Raises:
           RequestRejected: the request's fault.
           ServerError: the server's fault.
-
         """
 
         async def ask() -> Turn:
@@ -88,7 +87,6 @@ class AsyncioGenerateFunction(Protocol):
 
     def __call__(self, prompt: Prompt, rollout: AsyncioRollout, /) -> Awaitable[Trajectory]:
         """Run one rollout of ``prompt``."""
-        ...
 
 
 @final

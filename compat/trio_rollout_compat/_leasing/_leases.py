@@ -53,7 +53,6 @@ class Worker(Protocol):
     @property
     def name(self) -> str:
         """The node's name in messages."""
-        ...
 
     async def run(self, lease: Lease) -> Settled:
         """Run a group on the node and return its outcome. Blocks until then.
@@ -62,17 +61,13 @@ class Worker(Protocol):
 
         Raises:
           ServerLost: the node is gone, and the lease with it.
-
         """
-        ...
 
     def revoke(self, lease: Lease) -> None:
         """Tell the node that the result is no longer wanted, so that its ``run`` ends soon. Does not block."""
-        ...
 
     async def returned(self, holder: str) -> bool:
         """Wait until the node can be used; return False if it is gone for good. Called at the start and after ServerLost."""
-        ...
 
 
 @final
@@ -147,7 +142,6 @@ class Leases:
         Raises:
           ServerLost: the node is gone, or has lost its servers; another node may try.
           GenerateError: the node has given the group up; the message says why.
-
         """
         await self._changed.wait_until(lambda: any(place.free > 0 for place in self._places))
         place = max(self._places, key=lambda place: place.free)
@@ -168,7 +162,6 @@ class Leases:
 
         Raises:
           ServerError: every node is gone for good.
-
         """
         made: list[T] = []
         failure: Exception | None = None

@@ -150,7 +150,6 @@ class LeaseService:
           TimeoutError: fewer groups were ready after ``timeout`` seconds.
           ServerError: every node is gone for good.
           EndOfData, EngineClosed: as ``next_batch`` of the engine.
-
         """
         with trio.move_on_after(float("inf") if timeout is None else timeout):
             batch = await self._leases.unless_all_are_gone(lambda: self._engine.next_batch(size))
@@ -167,7 +166,6 @@ class LeaseService:
 
         Raises:
           RolloutError: the batch was acked before, or the service was restarted since.
-
         """
         batch = self._batches.get(batch_id)
         if batch is None:

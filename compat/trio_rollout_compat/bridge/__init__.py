@@ -15,19 +15,10 @@ into the loop), ``_backends`` and ``_inloop`` (the three kinds of loops), ``_ite
 back from asyncio into Trio), ``_errors``, ``_settings``.
 """
 
-from ._bridge import BackendName as BackendName
-from ._bridge import Bridge as Bridge
-from ._bridge import open_bridge as open_bridge
-from ._errors import AsyncioCancelled as AsyncioCancelled
-from ._errors import AsyncioExit as AsyncioExit
-from ._errors import BridgeClosed as BridgeClosed
-from ._errors import BridgeError as BridgeError
-from ._errors import LeakedTasks as LeakedTasks
-from ._portal import Portal as Portal
-from ._settings import BridgeSettings as BridgeSettings
-from ._settings import BridgeStatistics as BridgeStatistics
-from ._settings import Misuse as Misuse
-from ._settings import OnLeak as OnLeak
+from ._bridge import BackendName, Bridge, open_bridge
+from ._errors import AsyncioCancelled, AsyncioExit, BridgeClosed, BridgeError, LeakedTasks
+from ._portal import Portal
+from ._settings import BridgeSettings, BridgeStatistics, Misuse, OnLeak
 
 __all__ = [
     "AsyncioCancelled",

@@ -48,7 +48,6 @@ class Backend(Protocol):
 
     def __call__(self) -> AbstractAsyncContextManager[RunningLoop]:
         """Return the scope in which the loop runs, or in which it is borrowed."""
-        ...
 
 
 @attrs.frozen
@@ -147,7 +146,6 @@ class AttachBackend:
 
         Raises:
           BridgeError: the loop is closed, or does not run functions.
-
         """
         loop = self.loop
         running = RunningLoop(

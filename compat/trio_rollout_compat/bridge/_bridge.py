@@ -75,7 +75,6 @@ class Bridge:
           BridgeClosed: the bridge was left, or the host's loop is closed.
           RuntimeError: the call was made from asyncio code, from outside of Trio, or from another Trio run.
           Exception: the function's own exception, as itself; exception groups whole.
-
         """
         return await self._call(fn, args, kwargs, keeps_tasks=False)
 
@@ -86,7 +85,6 @@ class Bridge:
 
         Raises:
           Exception: as ``call``, but not LeakedTasks.
-
         """
         return await self._call(fn, args, kwargs, keeps_tasks=True)
 
@@ -95,7 +93,6 @@ class Bridge:
 
         Raises:
           Exception: as ``call``.
-
         """
         return await call_with_portal(self.call, self._running, fn)
 
@@ -278,7 +275,6 @@ async def open_bridge(
     Raises:
       SettingsError: the arguments do not fit each other.
       BridgeError: the host's loop does not answer, or in-loop was asked for where it cannot work.
-
     """
     try:
         name = BackendName(backend or (BackendName.THREAD if loop is None else BackendName.ATTACH))

@@ -47,7 +47,6 @@ class CallOwner(Protocol):
 
     def guarded(self, coro: Coroutine[Any, Any, Any], call: "Call") -> Coroutine[Any, Any, Any]:
         """Return the coroutine, wrapped such that it cannot end the loop."""
-        ...
 
 
 @final

@@ -35,7 +35,6 @@ class InLoopBackend:
 
         Raises:
           BridgeError: this Trio run is itself a guest on an asyncio loop.
-
         """
         refuse_guest_mode()
         package = _trio_asyncio()

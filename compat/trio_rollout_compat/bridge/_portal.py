@@ -57,7 +57,6 @@ class Portal:
             StopIteration.
           AsyncioCancelled: the function raised an asyncio.CancelledError.
           BaseException: any other exception of the function.
-
         """
         try:
             loop = asyncio.get_running_loop()

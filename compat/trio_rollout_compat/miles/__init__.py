@@ -5,7 +5,7 @@ differs: the class, the weight version that comes with each call, and the calls 
 imported when it calls, never before; its types are used as found.
 """
 
-from ..slime import close_engines as close_engines
-from ._rollout import TrioRolloutFn as TrioRolloutFn
+from ..slime import close_engines
+from ._rollout import TrioRolloutFn
 
 __all__ = ["TrioRolloutFn", "close_engines"]

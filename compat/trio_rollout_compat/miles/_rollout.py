@@ -65,7 +65,6 @@ class TrioRolloutFn:
 
         Raises:
           SettingsError: a flag is out of its range or would be ignored.
-
         """
         self._data_source = input.data_source
         self._plugins = MilesPlugins(Arguments(input.args, "miles", {**ARGUMENTS, **MORE_ARGUMENTS}))
@@ -85,7 +84,6 @@ class TrioRolloutFn:
           SettingsError: evaluation was asked for on other servers, or this data source was used with other ``args``.
           EngineClosed: the engine has failed; the cause is its failure.
           Exception: the engine's own failure, such as an exhausted failure budget.
-
         """
         args = self._plugins.args
         if input.evaluation and getattr(input, "generate_state", None) is not None:

@@ -4,9 +4,7 @@ Read ``trio_rollout_compat._leasing`` first, then ``_actors`` (service and nodes
 how the actors are started). Needs the extra ``ray``. Decision: docs/decisions/0017-a-cluster-is-an-engine-that-lends.md.
 """
 
-from .._leasing._node import NodeParts as NodeParts
-from ._rollouts import RayBatch as RayBatch
-from ._rollouts import RayRollouts as RayRollouts
-from ._rollouts import open_ray_rollouts as open_ray_rollouts
+from .._leasing._node import NodeParts
+from ._rollouts import RayBatch, RayRollouts, open_ray_rollouts
 
 __all__ = ["NodeParts", "RayBatch", "RayRollouts", "open_ray_rollouts"]

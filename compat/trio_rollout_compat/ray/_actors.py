@@ -34,7 +34,6 @@ async def await_ray(ref: Any) -> Any:
 
     Raises:
       RayError: the task failed, or its actor did.
-
     """
     done = trio.Event()
     reply = replies_to(trio.lowlevel.current_trio_token())
@@ -100,7 +99,6 @@ class ServiceActor:
 
         Raises:
           ServiceRestarted: ``holder`` is the name from before a restart.
-
         """
         service = self._thread.value
         if holder not in {None, service.holder}:

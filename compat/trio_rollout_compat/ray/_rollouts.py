@@ -65,7 +65,6 @@ class RayBatch:
 
         Raises:
           RolloutError: the batch was acked before.
-
         """
         self._rollouts._ack(self)
 
@@ -93,7 +92,6 @@ class RayRollouts:
           EndOfData: every group was delivered, filtered or quarantined.
           ServerError: every node is gone for good.
           EngineClosed: the lease service is gone, and has no ledger to go on from.
-
         """
         with self._lock:
             head, refs = self._settled(lambda: self._take(size, timeout))
@@ -228,7 +226,6 @@ def open_ray_rollouts(
 
     Raises:
       RayError: an actor could not be started; the cause says why.
-
     """
     settings = settings or EngineSettings()
     spread = {"max_restarts": -1, "scheduling_strategy": "SPREAD", "num_cpus": 1, **(node_options or {})}

@@ -28,11 +28,9 @@ class SlimeSandbox(Protocol):
 
     async def __aenter__(self) -> Self:
         """Make the sandbox."""
-        ...
 
     async def __aexit__(self, *_error: object) -> None:
         """Destroy the sandbox."""
-        ...
 
     async def exec(
         self,
@@ -45,15 +43,12 @@ class SlimeSandbox(Protocol):
         idempotent: bool,
     ) -> tuple[int, str, str]:
         """Run a line and return exit code, stdout, stderr."""
-        ...
 
     async def write_file(self, path: str, content: str | bytes | Path, *, user: str) -> None:
         """Write a file."""
-        ...
 
     async def read_file(self, path: str, *, user: str) -> str:
         """Return a file's text."""
-        ...
 
 
 def never_ran(error: Exception) -> bool:
@@ -174,7 +169,6 @@ class BridgedSandbox:
         Raises:
           NeverRan: it could not be made, and certainly is not there.
           ToolError: it could not be made.
-
         """
         await self._made.wait()
         if self._failure is not None:

@@ -61,7 +61,6 @@ class SlimeSandboxes:
 
         Raises:
           ToolError: the destruction failed; the sandbox may still be there.
-
         """
         await trio.lowlevel.checkpoint()
         sandbox = self._living.get(name)

@@ -5,8 +5,7 @@ Read in this order: ``_rollout`` (what slime calls), ``_engine`` (the engine tha
 ``_arguments`` (every flag that is read). slime itself is imported when it calls, never before; its types are used as found.
 """
 
-from ._arguments import add_arguments as add_arguments
-from ._rollout import close_engines as close_engines
-from ._rollout import generate_rollout as generate_rollout
+from ._arguments import add_arguments
+from ._rollout import close_engines, generate_rollout
 
 __all__ = ["add_arguments", "close_engines", "generate_rollout"]

@@ -48,7 +48,6 @@ class Aborts:
 
         Raises:
           GenerateError: everything has been aborted for so long that weight updates cannot be the reason.
-
         """
         rounds = self.in_a_row // self.at_once
         self.in_a_row += 1

@@ -87,7 +87,6 @@ class Arguments:
 
         Raises:
           SettingsError: the flag is not a number.
-
         """
         value = self.rollout_group_timeout_s
         if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):

@@ -19,7 +19,6 @@ def load(path: str) -> Any:
 
     Raises:
       SettingsError: there is no such function.
-
     """
     module, _, name = path.rpartition(".")
     try:

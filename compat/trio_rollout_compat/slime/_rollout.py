@@ -25,7 +25,6 @@ def engine_for(plugins: Plugins, data_source: Any) -> EngineThread[HostEngine]:
 
     Raises:
       SettingsError: a flag is out of its range or would be ignored, or the data source's engine runs with other ``args``.
-
     """
     key, args = (os.getpid(), id(data_source)), plugins.args
     with _LOCK:
@@ -46,7 +45,6 @@ def close_engines(data_source: Any = None) -> None:
 
     Raises:
       BaseException: an engine's failure that was not raised to a caller before.
-
     """
     with _LOCK:
         wanted = [
@@ -67,7 +65,6 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
       SettingsError: a flag is out of its range or would be ignored, or this data source was used with other ``args`` before.
       EngineClosed: the engine has failed; the cause is its failure.
       Exception: the engine's own failure, such as an exhausted failure budget.
-
     """
     del rollout_id
     read = Arguments(args)
@@ -88,7 +85,6 @@ def evaluated_by(thread: EngineThread[HostEngine], args: Arguments) -> Any:
 
     Raises:
       SettingsError: ``--group-rm`` was given.
-
     """
     if args.group_rm:
         raise SettingsError("--group-rm: evaluation has no groups")

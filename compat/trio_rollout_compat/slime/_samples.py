@@ -93,7 +93,6 @@ def trajectory_of(made: Any, prompt: Prompt, index: int) -> Trajectory:
     Raises:
       ServerLost: a sample was aborted, but not by the engine: the group is tried again, at no cost.
       GenerateError: a sample failed, or there are none.
-
     """
     samples = flat(made)
     states = [sample.status.value for sample in samples]

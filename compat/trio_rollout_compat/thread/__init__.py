@@ -9,12 +9,8 @@ Read in this order: ``_engine_thread`` (what hosts call), ``_run`` (one call, an
 (the end of the process).
 """
 
-from ._engine_thread import EngineForked as EngineForked
-from ._engine_thread import EngineStuck as EngineStuck
-from ._engine_thread import EngineThread as EngineThread
-from ._engine_thread import aopen_engine_thread as aopen_engine_thread
-from ._engine_thread import open_engine_thread as open_engine_thread
-from ._exit import exit_on_sigterm as exit_on_sigterm
+from ._engine_thread import EngineForked, EngineStuck, EngineThread, aopen_engine_thread, open_engine_thread
+from ._exit import exit_on_sigterm
 
 __all__ = [
     "EngineForked",

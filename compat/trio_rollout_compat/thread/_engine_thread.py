@@ -83,7 +83,6 @@ class EngineThread(Generic[V]):
           EngineClosed: the engine is not started.
           EngineForked: this is another process.
           BaseException: the exception that the lifespan raised before it yielded, as itself.
-
         """
         self._refuse_after_fork("value")
         if not self._engine_run.ready.done():
@@ -99,7 +98,6 @@ class EngineThread(Generic[V]):
           EngineClosed: it is closed or has failed.
           EngineForked: this is another process.
           BaseException: the exception that the lifespan raised before it yielded, as itself.
-
         """
         self._begin()
         concurrent.futures.wait([self._engine_run.ready], timeout)
@@ -110,7 +108,6 @@ class EngineThread(Generic[V]):
 
         Raises:
           EngineStuck, EngineClosed, EngineForked, BaseException: as ``start``.
-
         """
         self._begin()
         ready = asyncio.wrap_future(self._engine_run.ready)
@@ -152,7 +149,6 @@ class EngineThread(Generic[V]):
           EngineForked: this is another process.
           RuntimeError: called on the engine's own thread, which would wait for itself.
           BaseException: the function's exception.
-
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError(f"call({fn!r}) on the engine's own thread would wait for itself: await it")
@@ -178,7 +174,6 @@ class EngineThread(Generic[V]):
 
         Raises:
           EngineClosed, EngineForked: as ``call``.
-
         """
         return self._submit(fn, args, kwargs).answer
 
@@ -192,7 +187,6 @@ class EngineThread(Generic[V]):
         Raises:
           EngineClosed, EngineForked: as ``call``.
           BaseException: the function's exception.
-
         """
         job = self._submit(fn, args, kwargs)
         try:
@@ -212,7 +206,6 @@ class EngineThread(Generic[V]):
           EngineStuck: the thread has not ended in time. It goes on; the process can exit.
           RuntimeError: called on the engine's own thread, which would wait for itself.
           BaseException: the engine's failure, as itself, if it was not raised to a caller before.
-
         """
         if self._stop():
             concurrent.futures.wait([self._engine_run.over], timeout)
@@ -223,7 +216,6 @@ class EngineThread(Generic[V]):
 
         Raises:
           EngineStuck, RuntimeError, BaseException: as ``close``.
-
         """
         if self._stop():
             await asyncio.wait([asyncio.wrap_future(self._engine_run.over)], timeout=timeout)
@@ -302,7 +294,6 @@ def open_engine_thread(
     Raises:
       EngineStuck: the engine was not ready after ``start_timeout``, or not closed after ``grace`` seconds.
       BaseException: the lifespan's exception, if it was not raised to a caller before.
-
     """
     thread = EngineThread(lifespan, grace=grace)
     try:
@@ -325,7 +316,6 @@ async def aopen_engine_thread(
 
     Raises:
       EngineStuck, BaseException: as ``open_engine_thread``.
-
     """
     thread = EngineThread(lifespan, grace=grace)
     try:

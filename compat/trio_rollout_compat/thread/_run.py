@@ -152,7 +152,6 @@ class EngineRun:
 
         Raises:
           EngineClosed: the run is over or about to be, or has not started.
-
         """
         with self._lock:
             if self.stopping:
