@@ -15,8 +15,7 @@ The reasons are in docs/decisions/0042-adapters-stand-on-public-names.md.
 """
 
 from ._core.checks import seconds
-from ._http.address import Address
-from ._http.connection import Connection, Connector
+from ._http.connection import Address, Connection, Connector
 from ._util.condition import Condition
 from ._util.ports import Ports
 from ._util.service import Serve, open_service, open_service_nursery

@@ -245,8 +245,8 @@ def test_the_rules_see_a_violation():
     assert forbidden("trio_rollout.sglang._fleet", "trio_rollout.ledger.open_ledger")
     assert forbidden("trio_rollout._core.values", "trio_rollout._util.ports.Ports")
     assert forbidden("trio_rollout._util.service", "trio_rollout.tools")
-    assert forbidden("trio_rollout._util.service", "trio_rollout._http.pool.Pool")
-    assert forbidden("trio_rollout._http.pool", "trio_rollout._util.time.wait_s") is None
+    assert forbidden("trio_rollout._util.service", "trio_rollout._http.exchange.Pool")
+    assert forbidden("trio_rollout._http.exchange", "trio_rollout._util.time.wait_s") is None
     assert between_parts("trio_rollout.engine._pool", "trio_rollout.engine._delivery.Delivery")
     assert forbidden("trio_rollout.engine._pool", "trio_rollout.observe.task_tree")
     assert forbidden("trio_rollout.engine._pool", "trio_rollout.engine._attempt.run") is None

@@ -16,9 +16,7 @@ import httpx  # noqa: ASYNC127  the client users have
 import trio
 
 from .connection import BadResponse, ConnectionBroken, NotConnected
-from .exchange import Exchange
-from .pool import Pool
-from .reader import Response
+from .exchange import Exchange, Pool
 
 EVENT_STREAM: Final = "text/event-stream"
 _HOP_BY_HOP = frozenset({b"transfer-encoding", b"accept-encoding", b"connection", b"content-length", b"host"})
@@ -41,10 +39,6 @@ def _encode(request: httpx.Request, host: str, prefix: str, body: bytes) -> byte
     lines += [b"%b: %b" % (name, value) for name, value in request.headers.raw if name.lower() not in _HOP_BY_HOP]
     lines += [b"content-length: %d" % len(body), b"", body]
     return b"\r\n".join(lines)
-
-
-def _nothing() -> None:
-    """Do nothing: the default of ``ended``."""
 
 
 def _read_limit(request: httpx.Request) -> float:
@@ -77,7 +71,7 @@ async def carry(
     pool: Pool,
     *,
     prefix: str = "",
-    ended: Callable[[], None] = _nothing,
+    ended: Callable[[], None] = lambda: None,
     may_send: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
 ) -> httpx.Response:
     """Send one request over a pool's connections; ``prefix`` goes in front of its path.
@@ -96,9 +90,9 @@ async def carry(
         with _as_its_library_says(request):
             data = _encode(request, pool.address.host_header, prefix, await request.aread())
             with trio.move_on_after(_read_limit(request)):
-                answer = await _once(request, pool, data, ended, may_send, fresh=False) or await _once(
-                    request, pool, data, ended, may_send, fresh=True
-                )
+                answer = await _once(request, await pool.take(), data, ended, may_send)
+                if answer is None:
+                    answer = await _once(request, await pool.take(fresh=True), data, ended, may_send)
     finally:
         if answer is None or answer.is_closed:  # its stream has not begun
             ended()
@@ -109,24 +103,29 @@ async def carry(
 
 async def _once(
     request: httpx.Request,
-    pool: Pool,
+    exchange: Exchange,
     data: bytes,
     ended: Callable[[], None],
     may_send: Callable[[], Awaitable[None]],
-    *,
-    fresh: bool,
 ) -> httpx.Response | None:
     """Try once; None if the server had closed a reused connection meanwhile."""
-    exchange, events = await pool.take(fresh=fresh), deque[bytes]()
-    streams = False
+    library, events, streams = library_of(request), deque[bytes](), False
+    answer: httpx.Response | None = None
     try:
         exchange.observe(EVENT_STREAM, events.append)
         await may_send()
         await exchange.send(data)
-        while exchange.response is None and exchange.observed is None:
+        while (response := exchange.response) is None and exchange.observed is None:
             await exchange.receive_some()
-        streams = exchange.observed is not None
-        return _streamed(request, exchange, events, ended) if streams else _whole(request, exchange.response)
+        if exchange.observed is not None:
+            status, headers = exchange.observed
+            kind = type("EventStream", (EventStream, library.AsyncByteStream), {})  # httpx looks for its own base class
+            stream = kind(request, exchange, events, ended)
+            answer = library.Response(status, headers=headers, stream=stream, request=request)
+            streams = True
+        elif response is not None:
+            body = bytes(response.body)
+            answer = library.Response(response.status, headers=response.headers, content=body, request=request)
     except ConnectionBroken as error:
         if exchange.reused and not error.answered:
             return None
@@ -134,27 +133,6 @@ async def _once(
     finally:
         if not streams:
             exchange.end()
-
-
-def _whole(request: httpx.Request, response: Response | None) -> httpx.Response:
-    if response is None:
-        raise AssertionError("an answer that is not streamed is whole")
-    answer: httpx.Response = library_of(request).Response(
-        response.status, headers=response.headers, content=bytes(response.body), request=request
-    )
-    return answer
-
-
-def _streamed(
-    request: httpx.Request, exchange: Exchange, events: deque[bytes], ended: Callable[[], None]
-) -> httpx.Response:
-    if exchange.observed is None:
-        raise AssertionError("an answer that is streamed has a head")
-    library, (status, headers) = library_of(request), exchange.observed
-    kind = type("EventStream", (EventStream, library.AsyncByteStream), {})  # httpx looks for its own base class
-    answer: httpx.Response = library.Response(
-        status, headers=headers, stream=kind(request, exchange, events, ended), request=request
-    )
     return answer
 
 

@@ -40,10 +40,7 @@ class Response:
 
     def header(self, name: bytes) -> str | None:
         """Return the value of the first header of this (lower case) name, or None."""
-        for key, value in self.headers:
-            if key == name:
-                return value.decode("latin-1")
-        return None
+        return next((value.decode("latin-1") for key, value in self.headers if key == name), None)
 
 
 Head: TypeAlias = tuple[int, list[tuple[bytes, bytes]]]

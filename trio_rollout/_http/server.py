@@ -3,11 +3,11 @@
 One task reads all the time, so that a client that leaves is noticed while its request is answered. The other task answers one
 request after the other, and only it sends. Requests that a client sends before the first is answered (pipelining) are
 therefore answered in order; once ``_PIPELINE`` of them wait, nothing more is read from the socket
-(docs/decisions/0036-one-http-server-side.md).
+(docs/decisions/0036-one-http-server-side.md). The functions that make answers as bytes are for a fake that sends a part of one.
 """
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias, final
@@ -18,8 +18,40 @@ import trio
 
 from .._util.condition import Condition
 from .._util.exception_groups import bare_errors
-from .answer import CONTINUE, EVENT_STREAM_HEADERS, LAST_CHUNK, answer_head, chunk, event, whole_answer
 from .server_reader import BadRequest, Request, RequestReader
+
+_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
+
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+LAST_CHUNK: Final = b"0\r\n\r\n"
+EVENT_STREAM_HEADERS: Final = (
+    ("content-type", "text/event-stream; charset=utf-8"),
+    ("transfer-encoding", "chunked"),
+)
+"""Of an answer whose body is a stream of events, sent as chunks."""
+
+
+def answer_head(status: int, headers: Iterable[tuple[str, str]], *, version: str = "1.1") -> bytes:
+    """Return the status line, these headers, and the empty line."""
+    lines = [f"HTTP/{version} {status} {_PHRASES.get(status, '')}", *[f"{name}: {value}" for name, value in headers]]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+def whole_answer(status: int, body: bytes, headers: Iterable[tuple[str, str]], *, head_only: bool = False) -> bytes:
+    """Return an answer whose length is announced; ``head_only`` for a HEAD request."""
+    head = answer_head(status, [*headers, ("content-length", str(len(body)))])
+    return head if head_only else head + body
+
+
+def chunk(data: bytes) -> bytes:
+    """Return one chunk of a chunked body; ``data`` must not be empty, for that would be the last one."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def event(data: bytes) -> bytes:
+    """Return one server-sent event; ``data`` must be a single line."""
+    return b"data: %b\n\n" % data
+
 
 _PIPELINE: Final = 16
 _PIECE: Final = 65536

@@ -66,10 +66,7 @@ class Request:
 
     def header(self, name: bytes) -> str | None:
         """Return the value of the first header of this (lower case) name, or None."""
-        for key, value in self.headers:
-            if key.lower() == name:
-                return value.decode("latin-1")
-        return None
+        return next((value.decode("latin-1") for key, value in self.headers if key.lower() == name), None)
 
 
 @final

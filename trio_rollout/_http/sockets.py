@@ -11,14 +11,14 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Generator
+from contextlib import contextmanager
 from typing import Final, final
 
 import trio
 
 from .._util.time import wait_s
-from .address import Address
-from .connection import Connection, Connector
+from .connection import Address, Connection, Connector
 
 # A full accept queue of a unix socket refuses at once with EAGAIN, where TCP would let the connect wait.
 _UNIX_RETRY_S = 0.01
@@ -30,7 +30,7 @@ _ACCEPTED: Final = re.compile(rb"HTTP/1\.[01] 2\d\d[ \r]")
 
 @final
 class SocketConnection:
-    """A connected, non-blocking stream socket."""
+    """A connected, non-blocking stream socket. For its methods see ``Connection``."""
 
     # The socket and nothing else: bound methods in place of lookups would make six more objects of a connection, and the
     # garbage collector visits everything that is alive for each rollout in flight, again and again.
@@ -40,14 +40,12 @@ class SocketConnection:
         self._socket = connected
 
     def send_now(self, data: bytes | memoryview, /) -> int:
-        """See ``Connection``."""
         try:
             return self._socket.send(data)
         except (BlockingIOError, InterruptedError):
             return 0
 
     def recv_into_now(self, buffer: bytearray | memoryview, /) -> int | None:
-        """See ``Connection``."""
         try:
             return self._socket.recv_into(buffer)
         except (BlockingIOError, InterruptedError):
@@ -55,16 +53,23 @@ class SocketConnection:
 
     # Plain functions that return the coroutine: one coroutine less for each wait.
     def wait_readable(self) -> Awaitable[None]:
-        """See ``Connection``."""
         return trio.lowlevel.wait_readable(self._socket)  # noqa: ASYNC105  its caller awaits it
 
     def wait_writable(self) -> Awaitable[None]:
-        """See ``Connection``."""
         return trio.lowlevel.wait_writable(self._socket)  # noqa: ASYNC105  its caller awaits it
 
     def close(self) -> None:
-        """See ``Connection``."""
         self._socket.close()
+
+
+@contextmanager
+def _closed_on_error(sock: socket.socket) -> Generator[None]:
+    """Close the socket if the block fails or is cancelled."""
+    try:
+        yield
+    except BaseException:
+        sock.close()
+        raise
 
 
 async def _finish_connect(sock: socket.socket, where: tuple[object, ...] | str) -> None:
@@ -82,14 +87,11 @@ async def _finish_connect(sock: socket.socket, where: tuple[object, ...] | str) 
 
 async def _connect(family: int, kind: int, where: tuple[object, ...] | str) -> socket.socket:
     sock = socket.socket(family, kind)
-    try:
+    with _closed_on_error(sock):
         sock.setblocking(False)  # ruff: ignore[boolean-positional-value-in-call]  socket's own signature
         await _finish_connect(sock, where)
         if family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except BaseException:
-        sock.close()
-        raise
     return sock
 
 
@@ -124,11 +126,8 @@ async def open_tunnel(proxy: Address, address: Address) -> socket.socket:
 
     """
     sock = await open_socket(proxy)
-    try:
+    with _closed_on_error(sock):
         await _ask(sock, proxy, address)
-    except BaseException:
-        sock.close()
-        raise
     return sock
 
 
@@ -152,7 +151,7 @@ async def _ask(sock: socket.socket, proxy: Address, address: Address) -> None:
 
 @final
 class TlsConnection:
-    """A TLS stream after its handshake."""
+    """A TLS stream after its handshake. For its methods see ``Connection``."""
 
     __slots__ = ("_read_wants_write", "_stream", "_write_wants_read")
 
@@ -163,7 +162,7 @@ class TlsConnection:
         self._write_wants_read = False
 
     def send_now(self, data: bytes | memoryview, /) -> int:
-        """See ``Connection``. After a 0 the next call must bring the same bytes, as an exchange does."""
+        """After a 0 the next call must bring the same bytes, as an exchange does."""
         self._write_wants_read = False
         try:
             return self._stream.send(data)
@@ -174,7 +173,6 @@ class TlsConnection:
             return 0
 
     def recv_into_now(self, buffer: bytearray | memoryview, /) -> int | None:
-        """See ``Connection``."""
         self._read_wants_write = False
         try:
             return self._stream.recv_into(buffer)
@@ -185,7 +183,6 @@ class TlsConnection:
             return None
 
     async def wait_readable(self) -> None:
-        """See ``Connection``."""
         if self._stream.pending():  # decrypted already: the socket itself may stay silent
             await trio.lowlevel.checkpoint()
             return
@@ -195,14 +192,13 @@ class TlsConnection:
             await trio.lowlevel.wait_readable(self._stream)
 
     async def wait_writable(self) -> None:
-        """See ``Connection``."""
         if self._write_wants_read:
             await trio.lowlevel.wait_readable(self._stream)
         else:
             await trio.lowlevel.wait_writable(self._stream)
 
     def close(self) -> None:
-        """See ``Connection``. No TLS close message is sent: servers must cope with clients that vanish."""
+        """No TLS close message is sent: servers must cope with clients that vanish."""
         self._stream.close()
 
 
@@ -228,25 +224,11 @@ async def connect_tls(sock: socket.socket, address: Address, context: ssl.SSLCon
       OSError: the handshake failed, or the certificate is not accepted.
 
     """
-    try:
+    with _closed_on_error(sock):
         stream = context.wrap_socket(sock, server_hostname=address.host, do_handshake_on_connect=False)
-    except BaseException:
-        sock.close()
-        raise
-    try:
+    with _closed_on_error(stream):
         await _handshake(stream)
-    except BaseException:
-        stream.close()
-        raise
     return TlsConnection(stream)
-
-
-def _context_over(sock: socket.socket, ca_file: str | None) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except BaseException:
-        sock.close()
-        raise
 
 
 def socket_connector(ca_file: str | None = None, proxy: Address | None = None) -> Connector:
@@ -266,7 +248,8 @@ def socket_connector(ca_file: str | None = None, proxy: Address | None = None) -
         if not address.tls:
             return SocketConnection(sock)
         if context is None:  # reading the system's certificates takes some 20 ms: not unless they are needed
-            context = _context_over(sock, ca_file)
+            with _closed_on_error(sock):
+                context = ssl.create_default_context(cafile=ca_file)
         return await connect_tls(sock, address, context)
 
     return connect

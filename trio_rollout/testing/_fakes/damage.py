@@ -10,8 +10,7 @@ from typing import Final, TypeAlias
 import attrs
 import trio
 
-from ..._http.answer import CONTINUE, answer_head, whole_answer
-from ..._http.server import ServerConnection
+from ..._http.server import CONTINUE, ServerConnection, answer_head, whole_answer
 from .._sim.connection import SimStream
 from .plan import Fault
 

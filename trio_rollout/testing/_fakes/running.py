@@ -6,8 +6,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from ..._http.answer import EVENT_STREAM_HEADERS, LAST_CHUNK, answer_head, chunk, event
-from ..._http.server import ServerConnection
+from ..._http.server import EVENT_STREAM_HEADERS, LAST_CHUNK, ServerConnection, answer_head, chunk, event
 from .damage import reset
 from .plan import Fault, Run
 
