@@ -7,7 +7,7 @@ import pytest
 
 from trio_rollout._core.sampling import SamplingParams
 from trio_rollout._core.values import Prompt, Segment, Trajectory
-from trio_rollout.cli._names import load_callable, resolve_generate, resolve_reward
+from trio_rollout.cli._job import load_callable, resolve_generate, resolve_reward
 
 SCORERS = """
 import functools

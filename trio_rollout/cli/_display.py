@@ -6,9 +6,9 @@
 """
 
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol, final
+from typing import final
 
 import attrs
 import trio
@@ -23,6 +23,7 @@ from .._core.statistics import EngineStatistics, ServerCounts
 
 RATE_WINDOW_S = 15.0
 """Tokens per second are an average over this time, because answers of long rollouts arrive in bursts."""
+LIVE_EVERY_S = 0.25
 
 
 @attrs.frozen(kw_only=True)
@@ -109,8 +110,7 @@ class Meter:
 
 def duration(seconds: float) -> str:
     """Return a duration as ``1h02m``, ``3m05s`` or ``12s``."""
-    whole = round(seconds)
-    hours, rest = divmod(whole, 3600)
+    hours, rest = divmod(round(seconds), 3600)
     minutes, left = divmod(rest, 60)
     if hours:
         return f"{hours}h{minutes:02d}m"
@@ -151,8 +151,7 @@ def _left(progress: Progress) -> str:
 
 def plain_line(progress: Progress) -> str:
     """Return the progress as one line, for logs and pipes."""
-    parts = [f"{_of_total(progress)} groups", *_measures(progress), *_exceptions(progress), _left(progress)]
-    return ", ".join(parts)
+    return ", ".join([f"{_of_total(progress)} groups", *_measures(progress), *_exceptions(progress), _left(progress)])
 
 
 def live_rows(progress: Progress, title: str) -> RenderableType:
@@ -169,75 +168,19 @@ def live_rows(progress: Progress, title: str) -> RenderableType:
     return Rows(*rows)
 
 
-LIVE_EVERY_S = 0.25
-
-
-class Display(Protocol):
-    """Shows progress and prints lines."""
-
-    @property
-    def every_s(self) -> float:
-        """Seconds between two calls of ``show``."""
-        ...
-
-    def show(self, progress: Progress) -> None:
-        """Show the progress."""
-        ...
-
-    def say(self, line: str) -> None:
-        """Print one line that stays."""
-        ...
-
-
 @final
 @attrs.frozen(eq=False)
-class PlainDisplay:
-    """Prints each progress as one line."""
+class Display:
+    """Shows progress in one of three ways, and prints lines that stay, as they are and of any length."""
 
     console: Console
     every_s: float
-
-    def show(self, progress: Progress) -> None:
-        """Print the progress as one line."""
-        self.say(plain_line(progress))
+    """Seconds between two calls of ``show``."""
+    show: Callable[[Progress], None]
 
     def say(self, line: str) -> None:
-        """Print the line as it is, of any length."""
-        self.console.print(Text(line), soft_wrap=True)
-
-
-@final
-@attrs.frozen(eq=False)
-class QuietDisplay:
-    """Shows no progress. Lines are still printed: they are things that a user must know."""
-
-    console: Console
-    every_s: float = 3600.0
-
-    def show(self, progress: Progress) -> None:
-        """Show nothing."""
-
-    def say(self, line: str) -> None:
-        """Print the line as it is, of any length."""
-        self.console.print(Text(line), soft_wrap=True)
-
-
-@final
-@attrs.frozen(eq=False)
-class LiveDisplay:
-    """A display that is redrawn in place, with the printed lines above it."""
-
-    live: Live
-    title: str
-    every_s: float = LIVE_EVERY_S
-
-    def show(self, progress: Progress) -> None:
-        """Redraw the display."""
-        self.live.update(live_rows(progress, self.title), refresh=True)
-
-    def say(self, line: str) -> None:
-        """Print the line above the display."""
-        self.live.console.print(Text(line), soft_wrap=True)
+        """Print one line that stays."""
+        _say(self.console, line)
 
 
 @final
@@ -248,11 +191,6 @@ class Screen:
     display: Display
     _writers: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
 
-    @property
-    def every_s(self) -> float:
-        """Seconds between two calls of ``show``."""
-        return self.display.every_s
-
     async def show(self, progress: Progress) -> None:
         """Show the progress. Blocks on the terminal, also when cancelled."""
         await trio.to_thread.run_sync(self.display.show, progress, limiter=self._writers)
@@ -262,16 +200,20 @@ class Screen:
         await trio.to_thread.run_sync(self.display.say, line, limiter=self._writers)
 
 
+def _say(console: Console, line: str) -> None:
+    console.print(Text(line), soft_wrap=True)
+
+
 @contextmanager
 def open_display(console: Console, *, title: str, progress: bool, plain_every_s: float) -> Generator[Display]:
     """Open the display for the console and the options; leaving restores the terminal."""
     if not progress:
-        yield QuietDisplay(console)
+        yield Display(console, 3600.0, lambda _: None)
     elif not console.is_terminal:
-        yield PlainDisplay(console, plain_every_s)
+        yield Display(console, plain_every_s, lambda now: _say(console, plain_line(now)))
     else:
         with Live(console=console, auto_refresh=False, transient=True) as live:
-            yield LiveDisplay(live, title)
+            yield Display(console, LIVE_EVERY_S, lambda now: live.update(live_rows(now, title), refresh=True))
 
 
 def printable(text: str) -> str:

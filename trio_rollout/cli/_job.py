@@ -1,13 +1,17 @@
 """One run as the engine takes it, made from the options: source, generate function, reward, settings, servers.
 
 The prompts are checked as a whole before anything is started. Without a server in the options, a tiny one is started in a
-separate process.
+separate process. The functions at the end find rewards and generate functions by their names: only here does the package
+turn a string into code.
 """
 
+import importlib
+import inspect
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast, final
 
 import attrs
 import click
@@ -16,44 +20,33 @@ import trio
 from .. import SingleTurn
 from .._core.sampling import SamplingParams
 from .._core.settings import Deadlines, EngineSettings, Retry
-from ..abc import Generate, Reward, Source
+from .._core.values import Prompt, Trajectory
+from ..abc import Generate, Reward, Rollout, Source
 from ..errors import SourceError
+from ..rewards import exact_match, in_thread, regex_reward
 from ..sglang import ServerSettings, SGLangServers, open_sglang_servers
 from ..sources import JsonlSource, TaskSource
 from ..tiny import open_tiny_process
-from ._names import resolve_generate, resolve_reward
 from ._options import RunOptions
 
 CliSource: TypeAlias = JsonlSource | TaskSource
-
-
-@attrs.frozen(kw_only=True)
-class ServerChoice:
-    """The servers of a run. Without a URL and a router it is a tiny server, started for this run."""
-
-    urls: tuple[str, ...] = ()
-    router: str | None = None
-    tokenizer: str | None = None
-    vocab_size: int | None = None
-    api_key: str | None = attrs.field(default=None, repr=False)
+AnyCallable: TypeAlias = Callable[..., Any]
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Job:
-    """Everything that one run needs."""
+    """Everything that one run needs, beside its servers: ``open_servers`` takes those from the options."""
 
+    options: RunOptions
     source: CliSource
     generate: Generate
     reward: Reward
-    servers: ServerChoice
     settings: EngineSettings
     identity: Mapping[str, str]
     """Options that must not change between the runs of one folder, which would hold results of two kinds otherwise.
 
     docs/decisions/0014-what-a-ledger-belongs-to.md
     """
-    out: Path
-    grace: float
 
 
 def job_of(options: RunOptions) -> Job:
@@ -65,27 +58,18 @@ def job_of(options: RunOptions) -> Job:
       SourceError: there are no prompts.
 
     """
-    source = source_of(options)
+    source = _source_of(options)
     return Job(
+        options=options,
         source=source,
         generate=_generate_of(options),
         reward=_reward_of(options, source),
-        servers=_servers_of(options),
         settings=_settings_of(options),
         identity=_identity_of(options),
-        out=options.out,
-        grace=options.grace,
     )
 
 
-def source_of(options: RunOptions) -> CliSource:
-    """Return the source that the options name.
-
-    Raises:
-      click.UsageError: there is no source or there are two, or NAME:COUNT has another form.
-      SourceError: the file is missing or empty, or there is no such data set.
-
-    """
+def _source_of(options: RunOptions) -> CliSource:
     if options.tasks is not None and options.prompts is None:
         return _tasks(options.tasks, options.task_seed)
     if options.prompts is None or options.tasks is not None:
@@ -121,17 +105,6 @@ def _identity_of(options: RunOptions) -> Mapping[str, str]:
     }
 
 
-def _servers_of(options: RunOptions) -> ServerChoice:
-    """Return the servers that the options name."""
-    return ServerChoice(
-        urls=tuple(dict.fromkeys(options.server)),
-        router=options.router,
-        tokenizer=options.tokenizer,
-        vocab_size=options.vocab_size,
-        api_key=options.api_key,
-    )
-
-
 def _reward_of(options: RunOptions, source: Source) -> Reward:
     """Return the reward that the options name; by default the tasks' verifier, else ``exact_match``."""
     if options.reward is None and isinstance(source, TaskSource):
@@ -140,7 +113,6 @@ def _reward_of(options: RunOptions, source: Source) -> Reward:
 
 
 def _generate_of(options: RunOptions) -> Generate:
-    """Return the generate function: one turn, or the user's function, with the sampling of the options."""
     sampling = SamplingParams(
         max_new_tokens=options.max_new_tokens,
         temperature=options.temperature,
@@ -148,18 +120,10 @@ def _generate_of(options: RunOptions) -> Generate:
         top_k=options.top_k,
         stop=options.stop,
     )
-    if options.generate is None:
-        return SingleTurn(sampling)
-    return resolve_generate(options.generate, sampling)
+    return SingleTurn(sampling) if options.generate is None else resolve_generate(options.generate, sampling)
 
 
 def _settings_of(options: RunOptions) -> EngineSettings:
-    """Return the engine's settings.
-
-    Raises:
-      SettingsError: a value is out of its range.
-
-    """
     usual = EngineSettings()
     return EngineSettings(
         samples_per_prompt=options.samples,
@@ -194,8 +158,8 @@ async def checked_total(source: CliSource, *, tokenizer: str | None) -> int | No
 
 
 @asynccontextmanager
-async def open_servers(choice: ServerChoice, *, say: Callable[[str], Awaitable[None]]) -> AsyncGenerator[SGLangServers]:
-    """Open the servers of a run.
+async def open_servers(options: RunOptions, *, say: Callable[[str], Awaitable[None]]) -> AsyncGenerator[SGLangServers]:
+    """Open the servers of a run: without a URL and a router a tiny one, started for this run.
 
     Entering blocks until every server has described itself. Leaving ends the tiny server.
 
@@ -204,12 +168,101 @@ async def open_servers(choice: ServerChoice, *, say: Callable[[str], Awaitable[N
 
     """
     async with AsyncExitStack() as stack:
-        urls = choice.urls
-        if not urls and choice.router is None:
+        urls = tuple(dict.fromkeys(options.server))
+        if not urls and options.router is None:
             tiny = await stack.enter_async_context(open_tiny_process())
             await say(f"no --server given: started a tiny model at {tiny.url}")
             urls = (tiny.url,)
-        settings = ServerSettings(vocab_size=choice.vocab_size, api_key=choice.api_key)
+        settings = ServerSettings(vocab_size=options.vocab_size, api_key=options.api_key)
         yield await stack.enter_async_context(
-            open_sglang_servers(urls, router=choice.router, tokenizer=choice.tokenizer, settings=settings)
+            open_sglang_servers(urls, router=options.router, tokenizer=options.tokenizer, settings=settings)
         )
+
+
+def resolve_reward(spec: str) -> Reward:
+    """Return the scorer for ``exact_match``, ``regex:PATTERN`` or ``module:function``; a sync function runs in a thread.
+
+    Raises:
+      click.BadParameter: the name has another form, or the pattern or the function is unusable.
+
+    """
+    if spec == "exact_match":
+        return exact_match
+    if spec.startswith("regex:"):
+        try:
+            return regex_reward(spec.removeprefix("regex:"))
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+    function = load_callable(spec)
+    return cast("Reward", function) if is_async(function) else in_thread(function)
+
+
+def resolve_generate(spec: str, sampling: SamplingParams) -> Generate:
+    """Return the async generate function for ``module:function``, with this ``sampling`` unless it has that attribute.
+
+    Raises:
+      click.BadParameter: the function can't be found, or is not async.
+
+    """
+    function = load_callable(spec)
+    if not is_async(function):
+        raise click.BadParameter(
+            f"{spec!r}: the function must be async: async def {spec.rpartition(':')[2]}(prompt, rollout)"
+        )
+    return cast("Generate", function) if hasattr(function, "sampling") else SampledBy(function, sampling)
+
+
+@final
+@attrs.frozen(eq=False)
+class SampledBy:
+    """A generate function with default sampling parameters."""
+
+    function: Generate
+    sampling: SamplingParams
+
+    async def __call__(self, prompt: Prompt, rollout: Rollout, /) -> Trajectory:
+        """Run one rollout."""
+        return await self.function(prompt, rollout)
+
+
+def load_callable(spec: str) -> AnyCallable:
+    """Return the callable that ``module:name`` or ``module:object.name`` names.
+
+    Raises:
+      click.BadParameter: the name has another form, the import failed, there is no such name, or it is not callable.
+
+    """
+    module_name, _, path = spec.partition(":")
+    if not module_name or not path:
+        raise click.BadParameter(f"{spec!r}: expected module:function")
+    found = _module(module_name, spec)
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise click.BadParameter(f"{spec!r}: {module_name!r} has no {path!r}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise click.BadParameter(f"{spec!r}: a {type(found).__name__} is not callable")
+    return cast("AnyCallable", found)
+
+
+def _module(name: str, spec: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path:  # an installed script's path lacks the current folder, `python -m` has it
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise click.BadParameter(
+            f"{spec!r}: can't import {error.name!r} (searched: {here} and the installed packages)"
+        ) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a module may exit or raise any class; its exit status is not this command's
+        raise click.BadParameter(f"{spec!r}: importing {name!r} failed: {type(error).__name__}: {error}") from error
+
+
+def is_async(function: AnyCallable) -> bool:
+    """Return True if a call must be awaited: an ``async def``, a partial of one, or an object with an async ``__call__``."""
+    return inspect.iscoroutinefunction(inspect.unwrap(function)) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # ruff: ignore[unreliable-callable-check]  the method itself is wanted
+    )

@@ -6,7 +6,7 @@ take precedence. Nothing is guessed: an unknown key or a value of another type i
 
 import difflib
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,185 +60,144 @@ class RunOptions:
     no_progress: bool
 
 
-def _option(*names: str, help: str, **settings: Any) -> Callable[[F], F]:  # ruff: ignore[builtin-argument-shadowing]  as click's
-    return click.option(*names, help=help, show_default=True, **settings)
+def option(name: str, help: str, **settings: Any) -> Callable[[F], F]:  # ruff: ignore[builtin-argument-shadowing]  as click's
+    """Return click's decorator for an option; its help names the default."""
+    return click.option(name, help=help, show_default=True, **settings)
 
 
-_COUNT = click.IntRange(min=1)
-_SECONDS = click.FloatRange(min=0)
+COUNT = click.IntRange(min=1)
+WHOLE = click.IntRange(min=0)
+_NUMBER = click.FloatRange(min=0)
 
-_INPUT = (
-    _option(
+
+def _seconds(name: str, default: float | None, help: str) -> Callable[[F], F]:  # ruff: ignore[builtin-argument-shadowing]
+    return option(name, help, type=_NUMBER, default=default, metavar="SECONDS")
+
+
+_OPTIONS = (  # in the order of the help
+    option(
         "--prompts",
+        "File with one JSON object a line: the prompt as text, token ids or messages (messages need --tokenizer), "
+        "and optionally a label, metadata and an id.",
         type=click.Path(path_type=Path),
         metavar="FILE.jsonl",
-        help="File with one JSON object a line: the prompt as text, token ids or messages (messages need --tokenizer), "
-        "and optionally a label, metadata and an id.",
     ),
-    _option(
+    option(
         "--tasks",
-        metavar="NAME:COUNT",
-        help="Instead of --prompts: COUNT generated tasks of the reasoning-gym data set NAME (gcd:100). The data set's "
+        "Instead of --prompts: COUNT generated tasks of the reasoning-gym data set NAME (gcd:100). The data set's "
         "verifier is the reward unless --reward is given. Needs the extra 'tasks'.",
+        metavar="NAME:COUNT",
     ),
-    _option("--task-seed", type=click.IntRange(min=0), default=0, help="Seed of the generated tasks."),
-    _option("--prompt-key", default="prompt", metavar="KEY", help="Key of the prompt in each JSON object."),
-    _option("--label-key", default="label", metavar="KEY", help="Key of the label, for the reward."),
-    _option("--metadata-key", default="metadata", metavar="KEY", help="Key of the metadata, a JSON object."),
-    _option("--id-key", metavar="KEY", help="Key of a unique id. Default: prompts are numbered from 0."),
-    _option("--epochs", type=_COUNT, default=1, help="Number of passes over the prompts."),
-    _option(
-        "--shuffle-seed",
-        type=click.IntRange(min=0),
-        help="Seed to shuffle the prompts in each epoch. Default: file order.",
-    ),
-)
-
-_SERVERS = (
-    _option(
+    option("--task-seed", "Seed of the generated tasks.", type=WHOLE, default=0),
+    option("--prompt-key", "Key of the prompt in each JSON object.", default="prompt", metavar="KEY"),
+    option("--label-key", "Key of the label, for the reward.", default="label", metavar="KEY"),
+    option("--metadata-key", "Key of the metadata, a JSON object.", default="metadata", metavar="KEY"),
+    option("--id-key", "Key of a unique id. Default: prompts are numbered from 0.", metavar="KEY"),
+    option("--epochs", "Number of passes over the prompts.", type=COUNT, default=1),
+    option("--shuffle-seed", "Seed to shuffle the prompts in each epoch. Default: file order.", type=WHOLE),
+    option(
         "--server",
+        "URL of an SGLang server; may be repeated. Default: a tiny model in a separate process, for the length of the run.",
         multiple=True,
         metavar="URL",
-        help="URL of an SGLang server; may be repeated. Default: a tiny model in a separate process, for the length of the "
-        "run.",
     ),
-    _option("--router", metavar="URL", help="URL of an SGLang router; its servers are discovered and used directly."),
-    _option(
+    option("--router", "URL of an SGLang router; its servers are discovered and used directly.", metavar="URL"),
+    option(
         "--tokenizer",
+        "Folder with tokenizer.json and a chat template, to encode texts and messages here.",
         metavar="PATH",
-        help="Folder with tokenizer.json and a chat template, to encode texts and messages here.",
     ),
-    _option(
+    option(
         "--vocab-size",
-        type=_COUNT,
-        help="Refuse token ids of this number and above before they are sent. Default: from the server's model.",
+        "Refuse token ids of this number and above before they are sent. Default: from the server's model.",
+        type=COUNT,
     ),
-    _option(
+    option(
         "--api-key",
+        "Bearer token for the servers. Safer in the environment: other users can read a command line.",
         envvar="TRIO_ROLLOUT_API_KEY",
         show_envvar=True,
         metavar="KEY",
-        help="Bearer token for the servers. Safer in the environment: other users can read a command line.",
     ),
-)
-
-_ROLLOUTS = (
-    _option(
+    option(
         "--samples",
-        type=_COUNT,
+        "Rollouts of each prompt; together they are a group.",
+        type=COUNT,
         default=_ENGINE.samples_per_prompt,
-        help="Rollouts of each prompt; together they are a group.",
     ),
-    _option(
+    option(
         "--reward",
-        metavar="NAME",
-        help="Score of a rollout: exact_match (the answer equals the label), regex:PATTERN (the answer matches the "
+        "Score of a rollout: exact_match (the answer equals the label), regex:PATTERN (the answer matches the "
         "pattern), or module:function, sync or async, called with the trajectory. Default: exact_match.",
+        metavar="NAME",
     ),
-    _option(
+    option(
         "--generate",
+        "Async function (prompt, rollout) -> trajectory. Default: one turn a rollout.",
         metavar="module:function",
-        help="Async function (prompt, rollout) -> trajectory. Default: one turn a rollout.",
     ),
-    _option(
-        "--max-new-tokens",
-        type=click.IntRange(min=0),
-        default=_SAMPLING.max_new_tokens,
-        help="Most new tokens of one answer.",
-    ),
-    _option(
-        "--temperature",
-        type=click.FloatRange(min=0),
-        default=_SAMPLING.temperature,
-        help="Sampling temperature; 0 is greedy.",
-    ),
-    _option(
+    option("--max-new-tokens", "Most new tokens of one answer.", type=WHOLE, default=_SAMPLING.max_new_tokens),
+    option("--temperature", "Sampling temperature; 0 is greedy.", type=_NUMBER, default=_SAMPLING.temperature),
+    option(
         "--top-p",
+        "Sample from the most likely tokens with this total probability.",
         type=click.FloatRange(min=0, max=1, min_open=True),
         default=_SAMPLING.top_p,
-        help="Sample from the most likely tokens with this total probability.",
     ),
-    _option(
+    option(
         "--top-k",
+        "Sample from this number of most likely tokens; -1: from all.",
         type=click.IntRange(min=-1),
         default=_SAMPLING.top_k,
-        help="Sample from this number of most likely tokens; -1: from all.",
     ),
-    _option("--stop", multiple=True, metavar="TEXT", help="Text that ends an answer; may be repeated."),
-)
-
-_LIMITS = (
-    _option(
+    option("--stop", "Text that ends an answer; may be repeated.", multiple=True, metavar="TEXT"),
+    option(
         "--max-running",
-        type=_COUNT,
-        help=f"Most rollouts at once, over all servers. Default: {_ENGINE.max_running}, or --samples if that is more.",
+        f"Most rollouts at once, over all servers. Default: {_ENGINE.max_running}, or --samples if that is more.",
+        type=COUNT,
     ),
-    _option(
-        "--group-deadline",
-        type=_SECONDS,
-        default=_DEADLINES.group,
-        metavar="SECONDS",
-        help="Time limit of one attempt at a group, in all; 0: no limit.",
-    ),
-    _option(
-        "--turn-deadline",
-        type=_SECONDS,
-        default=_DEADLINES.turn,
-        metavar="SECONDS",
-        help="Time limit of one answer of a server; 0: no limit.",
-    ),
-    _option(
-        "--reward-deadline",
-        type=_SECONDS,
-        default=_DEADLINES.reward,
-        metavar="SECONDS",
-        help="Time limit for scoring one rollout; 0: no limit.",
-    ),
-    _option(
+    _seconds("--group-deadline", _DEADLINES.group, "Time limit of one attempt at a group, in all; 0: no limit."),
+    _seconds("--turn-deadline", _DEADLINES.turn, "Time limit of one answer of a server; 0: no limit."),
+    _seconds("--reward-deadline", _DEADLINES.reward, "Time limit for scoring one rollout; 0: no limit."),
+    option(
         "--max-attempts",
-        type=_COUNT,
+        "A group whose attempts fail this often (errors, deadlines) is quarantined: it is not tried again.",
+        type=COUNT,
         default=_RETRY.max_attempts,
-        help="A group whose attempts fail this often (errors, deadlines) is quarantined: it is not tried again.",
     ),
-    _option(
+    option(
         "--failure-budget",
-        type=_COUNT,
+        "The run fails when this number of groups was quarantined in a row.",
+        type=COUNT,
         default=_ENGINE.failure_budget,
-        help="The run fails when this number of groups was quarantined in a row.",
     ),
-    _option(
+    _seconds(
         "--grace",
-        type=_SECONDS,
-        default=_DEADLINES.drain,
-        metavar="SECONDS",
-        help="Time that running groups have to finish after Ctrl-C or SIGTERM. A second signal cancels them at once.",
+        _DEADLINES.drain,
+        "Time that running groups have to finish after Ctrl-C or SIGTERM. A second signal cancels them at once.",
     ),
-)
-
-_OUTPUT = (
-    _option(
+    option(
         "--out",
+        "Folder for the results. If it has results of the same run, the run resumes: finished groups are skipped.",
         type=click.Path(path_type=Path, file_okay=False),
         required=True,
         metavar="DIR",
-        help="Folder for the results. If it has results of the same run, the run resumes: finished groups are skipped.",
     ),
-    _option(
+    option(
         "--progress-every",
+        "Time between two lines of progress, where the output is no terminal.",
         type=click.FloatRange(min=0, min_open=True),
         default=10.0,
         metavar="SECONDS",
-        help="Time between two lines of progress, where the output is no terminal.",
     ),
-    _option("--quiet", is_flag=True, help="Print only errors and the groups that were not scored."),
-    _option("--no-progress", is_flag=True, help="Print only the summary at the end."),
+    option("--quiet", "Print only errors and the groups that were not scored.", is_flag=True),
+    option("--no-progress", "Print only the summary at the end.", is_flag=True),
 )
 
 
 def run_options(command: F) -> F:
-    """Decorate a command with all options, in the order of the help."""
-    declared: Sequence[Callable[[F], F]] = (*_INPUT, *_SERVERS, *_ROLLOUTS, *_LIMITS, *_OUTPUT)
-    for declare in reversed(declared):
+    """Decorate a command with all options."""
+    for declare in reversed(_OPTIONS):
         command = declare(command)
     return command
 
@@ -258,28 +217,28 @@ def _read(path: Path) -> dict[str, Any]:
         raise _fail(path, f"is not TOML: {error}") from error
 
 
-def _fits(option: click.Option, value: object) -> tuple[bool, str]:
+def _fits(parameter: click.Option, value: object) -> tuple[bool, str]:
     """Return if the value has the option's type, and the name of that type.
 
     click would take ``samples = 8.5`` for 8 and ``samples = true`` for 1.
     """
-    if option.is_flag:
+    if parameter.is_flag:
         return isinstance(value, bool), "true or false"
-    if isinstance(option.type, click.types.IntParamType):
+    if isinstance(parameter.type, click.types.IntParamType):
         return isinstance(value, int) and not isinstance(value, bool), "an integer"
-    if isinstance(option.type, click.types.FloatParamType):
+    if isinstance(parameter.type, click.types.FloatParamType):
         return isinstance(value, int | float) and not isinstance(value, bool), "a number"
     return isinstance(value, str), "a string"
 
 
-def _value(path: Path, option: click.Option, key: str, value: object) -> object:
-    parts = value if option.multiple and isinstance(value, list) else [value]
+def _value(path: Path, parameter: click.Option, key: str, value: object) -> object:
+    parts = value if parameter.multiple and isinstance(value, list) else [value]
     for part in parts:
-        fits, wanted = _fits(option, part)
+        fits, wanted = _fits(parameter, part)
         if not fits:
-            several = " or a list of strings" if option.multiple else ""
+            several = " or a list of strings" if parameter.multiple else ""
             raise _fail(path, f"{key}: got {part!r}, expected {wanted}{several}")
-    return parts if option.multiple else value
+    return parts if parameter.multiple else value
 
 
 def _unknown(path: Path, key: str, options: Mapping[str, click.Option]) -> click.UsageError:

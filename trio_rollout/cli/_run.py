@@ -100,7 +100,7 @@ async def run_job(job: Job, *, screen: Screen) -> Outcome:
 
     """
     begun = trio.current_time()
-    total = await checked_total(job.source, tokenizer=job.servers.tokenizer)
+    total = await checked_total(job.source, tokenizer=job.options.tokenizer)
     run: _Run | None = None
     ending, error = Ending.CANCELLED, None
     # Around everything: the engine drains without a grace only if its body is left by Cancelled.
@@ -108,14 +108,14 @@ async def run_job(job: Job, *, screen: Screen) -> Outcome:
         try:
             async with _open_engine(job, say=screen.say) as (engine, servers):
                 run = _Run(engine=engine, servers=servers, meter=Meter(total=total), screen=screen)
-                ending = await _until_the_end(run, grace=job.grace, cancel=everything.cancel)
+                ending = await _until_the_end(run, grace=job.options.grace, cancel=everything.cancel)
         except Exception as failure:
             if run is None:  # nothing has begun, so this error is all there is to report
                 raise
             ending, error = Ending.FAILED, failure
     if run is None:
         raise AssertionError("only a run that has begun can be cancelled without an error")
-    return run.outcome(ending=ending, error=error, elapsed_s=trio.current_time() - begun, out=job.out)
+    return run.outcome(ending=ending, error=error, elapsed_s=trio.current_time() - begun, out=job.options.out)
 
 
 @asynccontextmanager
@@ -123,8 +123,8 @@ async def _open_engine(job: Job, *, say: Say) -> AsyncGenerator[tuple[RolloutEng
     """Open the engine and its servers, inside everything that they need."""
     async with (
         open_tree_on_usr1(task_tree, say=say),
-        open_servers(job.servers, say=say) as servers,
-        open_ledger(job.out, keep_acked=True, settings=job.identity) as ledger,
+        open_servers(job.options, say=say) as servers,
+        open_ledger(job.options.out, keep_acked=True, settings=job.identity) as ledger,
         open_rollout_engine(
             job.source, job.generate, servers=servers, reward=job.reward, ledger=ledger, settings=job.settings
         ) as engine,
@@ -160,15 +160,14 @@ class _Run:
             counts, servers = self.engine.statistics(), self.servers.statistics().servers
             progress = self.meter.progress(counts, now=now, rewards=self.tally.means(), servers=servers)
             await self.screen.show(progress)
-            await wait_s(self.screen.every_s)
+            await wait_s(self.screen.display.every_s)
 
     async def consume(self) -> Ending:
         """Take and ack groups until there are no more."""
         while True:
             await trio.lowlevel.checkpoint()
-            ready = (
-                self.engine.statistics().ready
-            )  # never wait for more groups than are ready: a group is safe once acked
+            # Never wait for more groups than are ready: a group is safe once acked.
+            ready = self.engine.statistics().ready
             try:
                 batch = await self.engine.next_batch(max(1, min(MAX_BATCH, ready)))
             except EndOfData:
