@@ -57,7 +57,7 @@ RESERVED = {
         "trio_rollout_compat",
         "trio_rollout.cli",
         "trio_rollout.testing",
-        "trio_rollout.observe._sampler",
+        "trio_rollout.observe._watchdog",
         "trio_rollout._util.user_code",
     ],
     "pytest": ["trio_rollout.testing"],

@@ -17,7 +17,7 @@ from trio_rollout.tools import (
     ToolRuntime,
     TurnCancellation,
 )
-from trio_rollout.tools._dispatch.values import abort_text
+from trio_rollout.tools._dispatch.tool import abort_text
 
 from .stage_play import Play, PlayTool, Recorder, Stages
 

@@ -9,9 +9,8 @@ import trio
 from trio_rollout import Leftovers
 from trio_rollout.testing import Inject, cancel_everywhere
 from trio_rollout.tools import ExecLimits, SandboxCounts, SandboxSettings
-from trio_rollout.tools._commands.capture import CapturePlan, capture
+from trio_rollout.tools._commands.capture import CapturePlan, Expiration, capture
 from trio_rollout.tools._commands.command import Command
-from trio_rollout.tools._commands.expiration import Expiration
 from trio_rollout.tools._exec.sessions import open_exec_sessions
 from trio_rollout.tools._sandboxes.sandbox import open_sandbox
 
@@ -48,7 +47,7 @@ class World:
         for child in self.backend.children:
             assert (child.released, child.closed) == (True, True)
         if self.sessions is not None:
-            assert self.sessions._owner.store._reserved == set()
+            assert self.sessions._store._reserved == set()
             assert self.sessions.statistics().unreaped == 0
             assert len(self.ends) == len(self.backend.children), "one end for each process"
 

@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trio_rollout.tools import open_proxy_policy
-from trio_rollout.tools._network.policy import AllowedHosts
-from trio_rollout.tools._network.proxy import Target
+from trio_rollout.tools._network import AllowedHosts, Target
 
 # Names that the list allows and that can't be asked for: IDNA and the resolver refuse them, each in its own way.
 UNASKABLE = [

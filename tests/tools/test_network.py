@@ -10,8 +10,7 @@ import trio
 from trio_rollout._http.server_reader import split_head
 from trio_rollout.tools import ExecLimits, ProcessFailed, SpawnError, open_proxy_policy
 from trio_rollout.tools._exec.sessions import open_exec_sessions
-from trio_rollout.tools._network.policy import AllowedHosts
-from trio_rollout.tools._network.proxy import Request, Target
+from trio_rollout.tools._network import AllowedHosts, Request, Target
 
 
 def read(head):

@@ -17,7 +17,7 @@ from trio_rollout.tools import (
     open_rollout_tools,
     run_captured,
 )
-from trio_rollout.tools._commands.expiration import Expiration
+from trio_rollout.tools._commands.capture import Expiration
 from trio_rollout.tools._exec.sessions import open_exec_sessions
 from trio_rollout.tools._sandboxes.sandbox import open_sandbox
 

@@ -20,7 +20,7 @@ from trio_rollout.tools import (
     UnknownProcessId,
 )
 from trio_rollout.tools._exec.sessions import open_exec_sessions
-from trio_rollout.tools._network.policy import FALLBACK_MESSAGE
+from trio_rollout.tools._network import FALLBACK_MESSAGE
 
 from .fake_child import FakeBackend
 
@@ -42,7 +42,7 @@ class Stage:
         options.setdefault("on_end", self.ends.append)
         network = self if self.prepared else None
         async with open_exec_sessions(self.backend.spawn, network=network, **options) as self.sessions:
-            store = self.sessions._owner.store
+            store = self.sessions._store
             store._draw = lambda first, _: next(n for n in itertools.count(first) if n not in store._reserved)
             yield self.sessions
 
@@ -55,7 +55,7 @@ class Stage:
         return self.prepared[-1]
 
     def reserved(self):
-        return self.sessions._owner.store._reserved
+        return self.sessions._store._reserved
 
     def end(self):
         (end,) = self.ends

@@ -6,9 +6,8 @@ import pytest
 import trio
 
 from trio_rollout.tools import ExecLimits, StopKind
-from trio_rollout.tools._commands.capture import CapturePlan, capture
+from trio_rollout.tools._commands.capture import CapturePlan, Expiration, capture
 from trio_rollout.tools._commands.command import Command
-from trio_rollout.tools._commands.expiration import Expiration
 
 from .fake_child import FakeBackend
 

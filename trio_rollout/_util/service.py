@@ -75,7 +75,6 @@ async def open_service(
 
     Raises:
       BaseException: the body's exception as itself, or the service's failure bare, or both in one group.
-
     """
     scope = trio.CancelScope()
 

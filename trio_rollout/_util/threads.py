@@ -86,7 +86,6 @@ class InThread(Generic[T, R]):
           RewardError: more than ``max_hung`` threads hang; or the function raised an exception that is no ``Exception``,
             such as SystemExit, which is the error's cause.
           Exception: the function's own exception, as itself.
-
         """
         async with self._slots:
             if self.hung > self.max_hung:
@@ -127,6 +126,5 @@ def in_thread(fn: Callable[[T], R], *, limit: int = 8, max_hung: int = 8) -> InT
 
     Raises:
       SettingsError: ``limit`` or ``max_hung`` is out of its range.
-
     """
     return InThread(fn, limit=limit, max_hung=max_hung)

@@ -17,7 +17,6 @@ async def exact_match(trajectory: Trajectory, /) -> float:
 
     Raises:
       RewardError: the prompt has no label.
-
     """
     await trio.lowlevel.checkpoint()
     return float(trajectory.text.strip() == _label(trajectory))
@@ -54,7 +53,6 @@ def regex_reward(pattern: str | re.Pattern[str]) -> RegexMatch:
 
     Raises:
       ValueError: the pattern is no regular expression.
-
     """
     try:
         return RegexMatch(re.compile(pattern))

@@ -42,7 +42,6 @@ def pickled_setup(fn: Callable[[Any], object]) -> bytes:
 
     Raises:
       RewardError: another process can't find the function by name.
-
     """
     try:
         pickled = pickle.dumps(fn)
@@ -69,7 +68,6 @@ class Reply:
 
         Raises:
           RewardError: in place of the scorer's error, with its traceback as a note.
-
         """
         if self.kind != "error":
             return self.content
@@ -116,7 +114,6 @@ class ScorerProcess:
 
         Raises:
           RewardError: the scorer can't be loaded there.
-
         """
         reply = await self.ask(setup)
         if reply.kind == "error":
@@ -130,7 +127,6 @@ class ScorerProcess:
 
         Raises:
           RewardError: the process died.
-
         """
         try:
             async with contextlib.AsyncExitStack() as on_failure:
@@ -196,7 +192,6 @@ async def start_scorer(setup: bytes) -> ScorerProcess:
 
     Raises:
       RewardError: the process can't be started, or the scorer can't be loaded there.
-
     """
     # The name __mp_main__ would not do as a test: it exists in every program that has imported multiprocessing.
     if getattr(sys.modules["__main__"], "__file__", None) == _WORKER:
@@ -255,7 +250,6 @@ class InProcess(Generic[T, R]):
 
         Raises:
           RewardError: the function raised, can't be loaded in another process, or its process died.
-
         """
         request = pickle.dumps(value)
         async with self._slots, contextlib.AsyncExitStack() as stack:
@@ -275,7 +269,6 @@ def in_process(fn: Callable[[T], R], *, workers: int = 2) -> InProcess[T, R]:
     Raises:
       RewardError: the function can't be sent to a process.
       SettingsError: ``workers`` is out of its range.
-
     """
     return InProcess(fn, workers=workers)
 
@@ -320,7 +313,6 @@ class ScorerProcesses(Generic[T, R]):
 
         Raises:
           RewardError: the function raised, its process died, or the processes are closed.
-
         """
         request = pickle.dumps(value)
         async with self._slots:
@@ -377,7 +369,6 @@ async def open_scorer_processes(fn: Callable[[T], R], *, workers: int = 2) -> As
     Raises:
       RewardError: the function can't be sent to a process, or loaded there.
       SettingsError: ``workers`` is out of its range.
-
     """
     processes = ScorerProcesses(fn, workers=workers)
     async with contextlib.AsyncExitStack() as stack:

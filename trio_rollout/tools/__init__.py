@@ -4,33 +4,30 @@ There are five different stops, and each result says which one it met: a *turn c
 command, the *yield deadline* of an exec session, an *interrupt*, and a *denial*.
 """
 
-from ._commands.capture import Captured, run_captured
-from ._commands.expiration import StopKind
+from ._commands.capture import Captured, StopKind, run_captured
+from ._commands.command import SpawnError, SupervisorLost
 from ._dispatch.dispatch import ToolRuntime
 from ._dispatch.exec_tools import ExecCommandTool, ShellTool, WriteStdinTool
 from ._dispatch.tool import (
+    AbortedOutput,
     Block,
+    CallTiming,
     Continue,
     Feedback,
+    FunctionOutput,
     Hooks,
     Invocation,
     LifecycleListener,
     RespondToModel,
     Rewrite,
     Tool,
-)
-from ._dispatch.turn import TurnCancellation
-from ._dispatch.values import (
-    AbortedOutput,
-    CallTiming,
-    FunctionOutput,
     ToolCall,
     ToolName,
     ToolOutcome,
     ToolOutput,
     ToolResult,
+    TurnCancellation,
 )
-from ._errors import SpawnError, SupervisorLost
 from ._exec.sessions import ExecSessions
 from ._exec.values import (
     ExecError,
@@ -42,7 +39,7 @@ from ._exec.values import (
     UnknownProcessId,
 )
 from ._limits import ExecLimits
-from ._network.policy import NetworkGrant, NetworkPolicy, open_proxy_policy
+from ._network import NetworkGrant, NetworkPolicy, open_proxy_policy
 from ._rollout_tools import RolloutTools, open_rollout_tools
 from ._sandboxes.local import LocalSandboxes
 from ._sandboxes.provider import (

@@ -16,7 +16,6 @@ class ExecLimits:
 
     Raises:
       SettingsError: a field is out of its range.
-
     """
 
     term_grace: float = attrs.field(default=0.05, converter=float, validator=at_least(0.0))

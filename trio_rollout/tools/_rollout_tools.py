@@ -17,15 +17,14 @@ from .._core.enums import Leftovers
 from .._core.settings import Deadlines
 from .._util.ports import Ports
 from ._cleanup import CleanupBudget
-from ._commands.capture import Captured, CapturePlan, OnChunk, capture
+from ._commands.capture import Captured, CapturePlan, Expiration, OnChunk, as_events, as_seconds, capture
 from ._commands.command import Argv, Command
-from ._commands.expiration import Expiration, as_events, as_seconds
 from ._dispatch.dispatch import OnTiming, ToolRuntime
 from ._dispatch.tool import Hooks, LifecycleListener, Tool
 from ._exec.sessions import ExecSessions, open_exec_sessions
 from ._exec.values import ExecSessionEnd
 from ._limits import DEFAULT_LIMITS, ExecLimits
-from ._network.policy import NetworkPolicy
+from ._network import NetworkPolicy
 from ._sandboxes.local import LocalSandboxes
 from ._sandboxes.provider import SandboxProvider, SandboxSettings
 from ._sandboxes.sandbox import Sandbox, open_sandbox
@@ -157,7 +156,6 @@ class RolloutTools:
 
         Raises:
           ToolError: the sandbox could not be created. Infrastructure: the sample runs again.
-
         """
         return open_sandbox(
             provider if provider is not None else LocalSandboxes(limits=self._limits),

@@ -1,10 +1,13 @@
 """Captured commands: a command runs to its end, its output is kept, and no process is left behind.
 
 ``capture`` owns one process group for the length of one call. Two stops belong to it: the *expiry* of a time limit (SIGKILL at
-once) and a *cancel event* (SIGTERM, a grace, SIGKILL). Both are results. An ambient cancellation kills like a cancel event,
-and then goes on as Cancelled.
+once) and a *cancel event* (SIGTERM, a grace, SIGKILL). Both are results. Which one was met is a pure decision of ``Expiration``,
+so that a race is settled by rule and not by the scheduler. An ambient cancellation kills like a cancel event, and then goes on
+as Cancelled.
 """
 
+import enum
+import math
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,8 +23,63 @@ from ...errors import ToolError
 from .._limits import DEFAULT_LIMITS, ExecLimits
 from .child import Child, ExitStatus, Spawn, spawn_direct
 from .command import Argv, Command
-from .expiration import Expiration, StopKind, as_events
 from .output import HeadBuffer, aggregate
+
+
+class StopKind(enum.Enum):
+    """The stop that a captured command met."""
+
+    EXITED = "exited"
+    """The command exited by itself; a signal that we did not send may have killed it."""
+    TIMED_OUT = "timed_out"
+    """The command reached its time limit and its group was killed at once. Exit code 124."""
+    CANCELLED = "cancelled"
+    """A cancel event was set: SIGTERM, a short grace, SIGKILL. Exit code 1."""
+
+
+def as_seconds(asked: float | None) -> float | None:
+    """Return a requested time unchanged, after a check for NaN, which would be neither over nor not over.
+
+    Raises:
+      ValueError: the time is NaN.
+    """
+    if asked is not None and math.isnan(asked):
+        raise ValueError(f"seconds: got {asked!r}, allowed: a number, or None where that means no limit")
+    return asked
+
+
+@attrs.frozen(kw_only=True)
+class Expiration:
+    """The limits of a captured command: ``timeout`` seconds after its start (None: no limit), the time ``until`` on Trio's
+    clock, and ``cancels``, of which any event that is set cancels the command.
+
+    Raises:
+      ValueError: ``timeout`` is NaN.
+    """
+
+    timeout: float | None = attrs.field(default=None, converter=as_seconds)
+    until: float = math.inf
+    cancels: tuple[trio.Event, ...] = ()
+
+    def classify(self, *, exited: bool) -> StopKind:
+        """Return the stop that was met, at a moment when at least one is due.
+
+        An observed exit is kept, whatever else is due. A cancellation wins over a timeout that is due at the same instant.
+        A scope's ``cancelled_caught`` must not decide: it can be true although the event is set.
+        """
+        if exited:
+            return StopKind.EXITED
+        return StopKind.CANCELLED if any(event.is_set() for event in self.cancels) else StopKind.TIMED_OUT
+
+    def deadline(self, now: float) -> float:
+        """Return the deadline on Trio's clock for a command that starts now."""
+        return min(self.until, math.inf if self.timeout is None else now + max(0.0, self.timeout))
+
+
+def as_events(cancel: trio.Event | Sequence[trio.Event]) -> tuple[trio.Event, ...]:
+    """Return one event, or a sequence of events, as a tuple."""
+    return (cancel,) if isinstance(cancel, trio.Event) else tuple(cancel)
+
 
 TIMEOUT_EXIT_CODE = 124
 CANCELLED_EXIT_CODE = 1

@@ -17,8 +17,7 @@ from typing import Protocol, TypeAlias, final
 import attrs
 import trio
 
-from .._errors import SpawnError
-from .command import Command
+from .command import Command, SpawnError
 
 
 @attrs.frozen
@@ -69,7 +68,6 @@ class Child(Protocol):
 
         Raises:
           ToolError: the supervisor that could tell is gone.
-
         """
         ...
 
@@ -78,7 +76,6 @@ class Child(Protocol):
 
         Raises:
           ToolError: the supervisor that could tell is gone.
-
         """
         ...
 
@@ -173,7 +170,6 @@ async def spawn_direct(command: Command) -> DirectChild:
 
     Raises:
       SpawnError: the command could not be started.
-
     """
     if command.tty or command.rlimits:
         raise AssertionError("terminals and resource limits need the supervisor")

@@ -1,11 +1,18 @@
-"""A command to start: an argv and, written out, everything else that a process would inherit."""
+"""A command to start: an argv and, written out, everything else that a process would inherit. And the errors of starting one.
 
+Both errors are infrastructure failures: the engine runs the sample again. A failure that the policy caused is an observation,
+and so a value. For exec sessions see ``ExecError``.
+"""
+
+import errno
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import attrs
+
+from ...errors import ToolError
 
 Argv: TypeAlias = Sequence[str | bytes | os.PathLike[str]]
 
@@ -70,7 +77,6 @@ class Command:
     Raises:
       ValueError: argv is empty, or a word, a variable or the directory contains a null character.
       TypeError: argv is one string.
-
     """
 
     argv: tuple[str, ...] = attrs.field(converter=_words)
@@ -99,3 +105,41 @@ def plain_command(
 ) -> Command:
     """Return a command of exactly the call's arguments."""
     return Command(argv=argv, cwd=cwd, env=env, tty=tty)
+
+
+# Errors of a wrong argv or cwd, or of a broken program. Every other errno (EAGAIN, EMFILE, ENOMEM, …) is the host's failure,
+# and so is a failure before the exec: a SpawnError about that has no errno.
+_CALLERS_FAULT = frozenset({
+    errno.ENOENT,
+    errno.EACCES,
+    errno.ENOEXEC,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.E2BIG,
+    errno.EPERM,
+    errno.ETXTBSY,
+    errno.EINVAL,
+    errno.ELIBBAD,
+})
+
+
+class SpawnError(ToolError):
+    """A command could not be started: no such program, no such directory, or the host lacks a resource."""
+
+    def __init__(self, message: str, *, errno: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), self.args, {"errno": self.errno})
+
+    @property
+    def command_is_wrong(self) -> bool:
+        """True if argv or cwd is at fault: then the author of the command, often the policy, should be told."""
+        return self.errno in _CALLERS_FAULT
+
+
+class SupervisorLost(ToolError):
+    """The process that contains a rollout's commands died, or did not answer."""

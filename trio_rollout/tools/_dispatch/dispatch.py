@@ -36,18 +36,26 @@ from ..._util.exception_groups import bare_errors, errors_of
 from ..._util.read_write_lock import ReadWriteLock
 from ..._util.user_code import ends_the_process, logging_failures
 from ...errors import ToolError
-from .tool import Block, Continue, Feedback, Hooks, Invocation, LifecycleListener, RespondToModel, Rewrite, Tool
-from .turn import TurnCancellation
-from .values import (
+from .tool import (
     AbortedOutput,
+    Block,
     CallTiming,
+    Continue,
+    Feedback,
     FeedbackOutput,
     FunctionOutput,
+    Hooks,
+    Invocation,
+    LifecycleListener,
+    RespondToModel,
+    Rewrite,
+    Tool,
     ToolCall,
     ToolName,
     ToolOutcome,
     ToolOutput,
     ToolResult,
+    TurnCancellation,
     abort_text,
     outcome_of,
 )
@@ -121,7 +129,6 @@ class ToolRuntime:
 
     Raises:
       ValueError: two tools have the same name.
-
     """
 
     _tools: dict[ToolName, Tool] = attrs.field(converter=_by_name)
@@ -144,7 +151,6 @@ class ToolRuntime:
         Raises:
           ToolError: the payload is not of the tool's kind.
           ToolError, Exception: raised by the handler or a hook, RespondToModel excepted.
-
         """
         state = _Call(call, turn, trio.current_time())
         try:
@@ -166,7 +172,6 @@ class ToolRuntime:
         Raises:
           ValueError: two calls have the same id.
           ToolError, Exception: as ``call``; the other calls are cancelled.
-
         """
         ids = [call.call_id for call in calls]
         if len(set(ids)) != len(ids):

@@ -11,11 +11,10 @@ from typing import Annotated, Protocol, TypeAlias, TypeVar, final
 import msgspec
 
 from .._commands.capture import Captured
-from .._errors import SpawnError
+from .._commands.command import SpawnError
 from .._exec.sessions import ExecSessions
 from .._exec.values import ExecError, ExecOutput
-from .tool import Invocation, RespondToModel, Tool
-from .values import FunctionOutput, ToolName, ToolOutput
+from .tool import FunctionOutput, Invocation, RespondToModel, Tool, ToolName, ToolOutput
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -36,7 +35,6 @@ class CommandArguments(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises:
           RespondToModel: there is no command, or it is a line and there is no interpreter, such as ``sh -c``.
-
         """
         if self.argv:
             return self.argv
@@ -73,7 +71,6 @@ def arguments_of(invocation: Invocation, kind: type[T]) -> T:
 
     Raises:
       RespondToModel: an argument is missing, or of another type.
-
     """
     try:
         return msgspec.convert(invocation.arguments(), kind)

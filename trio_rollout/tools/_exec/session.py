@@ -12,8 +12,10 @@ the start was reported takes the process with it; after the report the process l
 """
 
 import logging
+import math
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import final
 
 import attrs
@@ -23,14 +25,17 @@ from ..._core.failures import leaves_of
 from ..._util.condition import Condition
 from ..._util.user_code import logging_failures
 from ...errors import ToolError
+from .._commands.capture import as_seconds
 from .._commands.child import Child, ExitStatus, Spawn
 from .._commands.command import Command
 from .._commands.output import HeadTailBuffer
 from .._limits import ExecLimits
-from .._network.policy import NetworkGrant
-from .values import ExecSessionEnd, ProcessFailed, ProcessInfo
+from .._network import NetworkGrant
+from .values import ExecSessionEnd, ProcessFailed, ProcessInfo, StdinClosed
 
 _log = logging.getLogger("trio_rollout.tools")
+
+INTERRUPT = "\x03"
 
 
 @attrs.frozen(kw_only=True)
@@ -105,7 +110,6 @@ class ExecSession:
         Raises:
           ProcessFailed: the session was denied.
           ToolError: its supervisor is gone.
-
         """
         if self.error is not None:
             raise self.error
@@ -232,7 +236,6 @@ async def run_session(
 
     Raises:
       SpawnError, ToolError: the process could not be started; raised before the start is reported.
-
     """
     child = await _spawned(session, spawn)
     try:
@@ -321,3 +324,96 @@ async def _watch_end(session: ExecSession) -> None:
     await session.until(lambda: session.denial_settled)
     async with session.lock:
         session.report_end()
+
+
+def exec_yield(limits: ExecLimits, asked: float) -> float:
+    """Return the seconds that a start or a write waits for output. ValueError for NaN, as below."""
+    as_seconds(asked)
+    return min(max(asked, limits.min_yield), limits.max_yield)
+
+
+def poll_yield(limits: ExecLimits, asked: float) -> float:
+    """Return the seconds that a poll waits for output."""
+    as_seconds(asked)
+    return min(max(asked, limits.min_yield, limits.min_poll), max(limits.max_background, limits.min_poll))
+
+
+async def collect(session: ExecSession, deadline: float) -> HeadTailBuffer:
+    """Collect the session's output until ``deadline`` on Trio's clock, or until it has ended and its output is closed.
+
+    Once the process has exited, output that stays open (a grandchild has it) is awaited for ``post_exit_close``. Each byte
+    goes to exactly one collection. Never raises for time; cancelled, the gathered output goes to the next collection.
+    """
+    gathered = HeadTailBuffer(session.limits.session_bytes)
+    try:
+        await _gather(session, gathered, deadline)
+    except trio.Cancelled:
+        session.pending.drain_into(gathered)
+        session.pending = gathered
+        raise
+    return gathered
+
+
+async def _gather(session: ExecSession, gathered: HeadTailBuffer, deadline: float) -> None:
+    closing = math.inf
+    while True:
+        await trio.lowlevel.checkpoint()
+        drained = session.pending.drain_into(gathered)
+        now = trio.current_time()
+        if session.ended:
+            closing = min(closing, now + session.limits.post_exit_close)
+        if (session.ended and session.output_closed) or now >= min(deadline, closing):
+            return
+        if not drained:
+            with trio.CancelScope(deadline=min(deadline, closing)):
+                await session.until(partial(_has_news, session, closing))
+
+
+def _has_news(session: ExecSession, closing: float) -> bool:
+    """Return True if output has come, the session has ended since ``closing`` was set, or its output is closed."""
+    return bool(session.pending.total) or (session.ended and (session.output_closed or closing == math.inf))
+
+
+async def send_interrupt(session: ExecSession) -> None:
+    """Send SIGINT to the group, or Ctrl-C to the terminal, which signals its foreground job.
+
+    Raises:
+      StdinClosed: the terminal accepts nothing.
+    """
+    await trio.lowlevel.checkpoint()
+    child = session.child
+    if child is None or session.ended:
+        return
+    if child.stdin is None:
+        child.signal_group(signal.SIGINT)
+        return
+    try:
+        await child.stdin.send_all(INTERRUPT.encode())  # the line discipline makes a signal of it
+    except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError) as error:
+        raise StdinClosed("failed to write to stdin") from error
+
+
+async def write_input(session: ExecSession, data: str, deadline: float) -> None:
+    """Write to the session's terminal, and give the program a moment to react. Gives up at ``deadline``.
+
+    Raises:
+      StdinClosed: the session has no terminal, and this is no interrupt; or the terminal did not take the data and the process
+        has not ended.
+    """
+    if session.command.tty is None:
+        if data != INTERRUPT:
+            raise StdinClosed("stdin is closed for this session; rerun exec_command with tty=true to keep stdin open")
+        await send_interrupt(session)
+        return
+    sent = False
+    if session.child is not None and session.child.stdin is not None:
+        try:
+            with trio.CancelScope(deadline=deadline):
+                await session.child.stdin.send_all(data.encode())
+                sent = True
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the process is ending, or has ended: the check below decides
+    with trio.move_on_after(session.limits.post_write):
+        await session.until(lambda: session.ended)
+    if not sent and not session.ended:
+        raise StdinClosed("failed to write to stdin")

@@ -1,13 +1,13 @@
 """Exec sessions: processes that outlive the calls that use them, and die with the block that owns them.
 
 A call is one of: start and collect, write and collect, poll (an empty write), interrupt, terminate. The end of a collection
-ends the call and nothing else: the process goes on. ``limits.on_turn_cancel`` says what a cancelled call does to its process.
+ends the call and nothing else: the process goes on. A session is stored before its output is awaited, so that a call that is
+cancelled later leaves it to its owner; then ``limits.on_turn_cancel`` decides whether it dies.
 """
 
-import math
-import signal
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+import logging
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from os import PathLike, fspath
 from typing import final
@@ -15,117 +15,46 @@ from typing import final
 import attrs
 import trio
 
+from ..._core.enums import Leftovers
+from ..._util.condition import Condition
 from ..._util.ports import Ports
 from ..._util.service import open_service
 from .._cleanup import CleanupBudget
+from .._commands.capture import as_seconds
 from .._commands.child import Spawn
-from .._commands.command import Argv, MakeCommand, plain_command
-from .._commands.expiration import as_seconds
+from .._commands.command import Argv, MakeCommand, SpawnError, plain_command
 from .._commands.output import HeadTailBuffer
 from .._limits import DEFAULT_LIMITS, ExecLimits
-from .._network.policy import NetworkGrant, NetworkPolicy
+from .._network import NetworkPolicy
 from .._supervisor.supervisor import open_supervisor
-from .owner import SessionOwner, unknown
-from .session import ExecSession, Listeners
-from .values import ExecOutput, ExecSessionEnd, ExecStatistics, ProcessInfo, StdinClosed
+from .session import (
+    ExecSession,
+    Listeners,
+    collect,
+    exec_yield,
+    poll_yield,
+    run_session,
+    send_interrupt,
+    write_input,
+)
+from .store import SessionStore, evicted
+from .values import (
+    ExecOutput,
+    ExecSessionEnd,
+    ExecSessionsClosed,
+    ExecStatistics,
+    ProcessInfo,
+    UnknownProcessId,
+    tokens_of,
+)
+
+_log = logging.getLogger("trio_rollout.tools")
 
 ONE_SHOT_TIMEOUT_CODE = 124
-INTERRUPT = "\x03"
 
 
-def exec_yield(limits: ExecLimits, asked: float) -> float:
-    """Return the seconds that a start or a write waits for output. ValueError for NaN, as below."""
-    as_seconds(asked)
-    return min(max(asked, limits.min_yield), limits.max_yield)
-
-
-def poll_yield(limits: ExecLimits, asked: float) -> float:
-    """Return the seconds that a poll waits for output."""
-    as_seconds(asked)
-    return min(max(asked, limits.min_yield, limits.min_poll), max(limits.max_background, limits.min_poll))
-
-
-async def collect(session: ExecSession, deadline: float) -> HeadTailBuffer:
-    """Collect the session's output until ``deadline`` on Trio's clock, or until it has ended and its output is closed.
-
-    Once the process has exited, output that stays open (a grandchild has it) is awaited for ``post_exit_close``. Each byte
-    goes to exactly one collection. Never raises for time; cancelled, the gathered output goes to the next collection.
-    """
-    gathered = HeadTailBuffer(session.limits.session_bytes)
-    try:
-        await _gather(session, gathered, deadline)
-    except trio.Cancelled:
-        session.pending.drain_into(gathered)
-        session.pending = gathered
-        raise
-    return gathered
-
-
-async def _gather(session: ExecSession, gathered: HeadTailBuffer, deadline: float) -> None:
-    closing = math.inf
-    while True:
-        await trio.lowlevel.checkpoint()
-        drained = session.pending.drain_into(gathered)
-        now = trio.current_time()
-        if session.ended:
-            closing = min(closing, now + session.limits.post_exit_close)
-        if (session.ended and session.output_closed) or now >= min(deadline, closing):
-            return
-        if not drained:
-            with trio.CancelScope(deadline=min(deadline, closing)):
-                await session.until(partial(_has_news, session, closing))
-
-
-def _has_news(session: ExecSession, closing: float) -> bool:
-    """Return True if output has come, the session has ended since ``closing`` was set, or its output is closed."""
-    return bool(session.pending.total) or (session.ended and (session.output_closed or closing == math.inf))
-
-
-async def send_interrupt(session: ExecSession) -> None:
-    """Send SIGINT to the group, or Ctrl-C to the terminal, which signals its foreground job.
-
-    Raises:
-      StdinClosed: the terminal accepts nothing.
-
-    """
-    await trio.lowlevel.checkpoint()
-    child = session.child
-    if child is None or session.ended:
-        return
-    if child.stdin is None:
-        child.signal_group(signal.SIGINT)
-        return
-    try:
-        await child.stdin.send_all(INTERRUPT.encode())  # the line discipline makes a signal of it
-    except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError) as error:
-        raise StdinClosed("failed to write to stdin") from error
-
-
-async def write_input(session: ExecSession, data: str, deadline: float) -> None:
-    """Write to the session's terminal, and give the program a moment to react. Gives up at ``deadline``.
-
-    Raises:
-      StdinClosed: the session has no terminal, and this is no interrupt; or the terminal did not take the data and the process
-        has not ended.
-
-    """
-    if session.command.tty is None:
-        if data != INTERRUPT:
-            raise StdinClosed("stdin is closed for this session; rerun exec_command with tty=true to keep stdin open")
-        await send_interrupt(session)
-        return
-    sent = False
-    if session.child is not None and session.child.stdin is not None:
-        try:
-            with trio.CancelScope(deadline=deadline):
-                await session.child.stdin.send_all(data.encode())
-                sent = True
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # the process is ending, or has ended: the check below decides
-    with trio.move_on_after(session.limits.post_write):
-        await session.until(lambda: session.ended)
-    if not sent and not session.ended:
-        raise StdinClosed("failed to write to stdin")
+def _unknown(process_id: int) -> UnknownProcessId:
+    return UnknownProcessId(f"Unknown process id {process_id}", process_id=process_id)
 
 
 @final
@@ -133,13 +62,27 @@ async def write_input(session: ExecSession, data: str, deadline: float) -> None:
 class ExecSessions:
     """Long-lived processes by id. Made by ``rollout.tools.open_sessions()``, or by a sandbox that supports them."""
 
-    _owner: SessionOwner
+    _spawn: Spawn
+    _limits: ExecLimits
+    _listeners: Listeners
+    _ports: Ports
     _make: MakeCommand
     _network: NetworkPolicy | None
+    _store: SessionStore[ExecSession] = attrs.field(init=False)
+    _closed: bool = attrs.field(default=False, init=False)
+    _nursery: trio.Nursery | None = attrs.field(default=None, init=False)
+    _calls: int = attrs.field(default=0, init=False)
+    _idle: Condition = attrs.field(factory=Condition, init=False)
+    _started: int = attrs.field(default=0, init=False)
+    _evicted: int = attrs.field(default=0, init=False)
+    _unreaped: int = attrs.field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._store = SessionStore(self._ports.random.randrange)
 
     def __repr__(self) -> str:
         counts = self.statistics()
-        return f"<ExecSessions {counts.alive} alive, {counts.stored} stored{', closed' if self._owner.closed else ''}>"
+        return f"<ExecSessions {counts.alive} alive, {counts.stored} stored{', closed' if self._closed else ''}>"
 
     async def exec_command(
         self,
@@ -166,16 +109,15 @@ class ExecSessions:
           ExecSessionsClosed: the sessions are closed.
           ToolError: the supervisor is gone.
           ValueError: argv is empty, or a number of seconds is NaN.
-
         """
-        wait = exec_yield(self._owner.limits, yield_time)
-        with self._owner.calling():
+        wait = exec_yield(self._limits, yield_time)
+        with self._calling():
             session = self._new(argv, call_id, cwd, env, tty=tty)
-            async with self._owner.on_call(session):
-                await self._owner.start(session, stored=True)
+            async with self._using(session):
+                await self._start(session, self._insert)
                 began = trio.current_time()
                 gathered = await collect(session, began + wait)
-                return await self._owner.respond(session, gathered, began, max_output_tokens)
+                return await self._respond(session, gathered, began, max_output_tokens)
 
     async def exec_to_completion(
         self,
@@ -195,22 +137,20 @@ class ExecSessions:
 
         Raises:
           SpawnError, ProcessFailed, ExecSessionsClosed, ToolError, ValueError: as ``exec_command``.
-
         """
         as_seconds(timeout)
-        with self._owner.calling():
+        with self._calling():
             session = self._new(argv, call_id, cwd, env, tty=tty)
-            async with self._owner.on_call(session):
-                await self._owner.start(session, stored=False)
+            async with self._using(session):
+                await self._start(session, lambda _: None)  # not stored: the session dies with its call
                 began = trio.current_time()
                 gathered = await collect(session, began + timeout)
                 timed_out = not session.ended
                 if timed_out:
                     await session.terminate_confirmed()
                     session.pending.drain_into(gathered)
-                output = await self._owner.respond(session, gathered, began, max_output_tokens)
-                self._owner.release(session)
-                await self._owner.wait_gone(session)  # with the processes that left its group
+                output = await self._respond(session, gathered, began, max_output_tokens)
+                await self._end(session)  # with the processes that left its group
                 if timed_out:
                     output = attrs.evolve(output, timed_out=True, exit_code=ONE_SHOT_TIMEOUT_CODE, process_id=None)
                 return output
@@ -227,17 +167,19 @@ class ExecSessions:
           UnknownProcessId: there is no such session, or another session has its id now.
           StdinClosed: the session takes no input.
           ProcessFailed, ExecSessionsClosed, ToolError: as ``exec_command``.
-
         """
-        wait = (exec_yield if data else poll_yield)(self._owner.limits, yield_time)
-        with self._owner.calling():
-            session = self._owner.known(process_id)
+        wait = (exec_yield if data else poll_yield)(self._limits, yield_time)
+        with self._calling():
+            session = self._known(process_id)
             async with session.lock:
-                if not self._owner.store.holds(session):  # ids are used again
-                    raise unknown(process_id)
-                session.last_used = trio.current_time()
-                async with self._owner.on_call(session):
-                    return await self._interact(session, data, wait, max_output_tokens)
+                if not self._store.holds(session):  # ids are used again
+                    raise _unknown(process_id)
+                began = session.last_used = trio.current_time()
+                async with self._using(session):
+                    if data:
+                        await write_input(session, data, began + wait)
+                    gathered = await collect(session, began + wait)
+                    return await self._respond(session, gathered, began, max_output_tokens)
 
     async def poll(
         self, process_id: int, *, yield_time: float = 5.0, max_output_tokens: int | None = None
@@ -250,32 +192,62 @@ class ExecSessions:
 
         Raises:
           UnknownProcessId: there is no such session.
-
         """
-        await send_interrupt(self._owner.known(process_id))
+        await send_interrupt(self._known(process_id))
 
     async def terminate_process(self, process_id: int) -> bool:
         """Kill a session and wait until it is dead.
 
         Returns False if there is no such session, or if its death was not confirmed in time.
         """
-        session = self._owner.store.get(process_id)
+        session = self._store.get(process_id)
         await trio.lowlevel.checkpoint()
         if session is None or not (session.ended or await session.terminate_confirmed()):
             return False
-        if self._owner.store.holds(session) and not session.initial_active:  # else its first response releases it
-            self._owner.release(session)
-            await self._owner.wait_gone(session)
+        if self._store.holds(session) and not session.initial_active:  # else its first response releases it
+            await self._end(session)
         return True
 
     def list_processes(self) -> tuple[ProcessInfo, ...]:
         """Return the living sessions, by id."""
-        alive = [session.info() for session in self._owner.store.sessions() if not session.ended]
+        alive = [session.info() for session in self._store.sessions() if not session.ended]
         return tuple(sorted(alive, key=lambda info: info.process_id))
 
     def statistics(self) -> ExecStatistics:
         """Return the counts of this moment."""
-        return self._owner.statistics()
+        return ExecStatistics(
+            started=self._started,
+            stored=len(self._store),
+            alive=sum(not session.ended for session in self._store.sessions()),
+            evicted=self._evicted,
+            unreaped=self._unreaped,
+        )
+
+    async def _serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Keep the nursery open in which the sessions live."""
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            await trio.sleep_forever()
+
+    async def _leave(self, drain: float) -> None:
+        """Refuse new calls and give the calls under way ``drain`` seconds. Then the service ends, and so the nursery."""
+        self._closed = True
+        await trio.lowlevel.checkpoint()
+        with trio.move_on_after(drain):
+            await self._idle.wait_until(lambda: not self._calls)
+
+    @contextmanager
+    def _calling(self) -> Generator[None]:
+        """Count a call for the length of a block, or refuse it."""
+        if self._closed:
+            raise ExecSessionsClosed("the exec sessions are closed")
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._idle.notify()
 
     def _new(
         self,
@@ -286,21 +258,111 @@ class ExecSessions:
         *,
         tty: bool,
     ) -> ExecSession:
-        """Make a session, with the network access that the policy grants it."""
-        size = (self._owner.limits.pty_rows, self._owner.limits.pty_cols) if tty else None
+        """Return a session that is not started yet, under a reserved id, with the network access that the policy grants it."""
+        size = (self._limits.pty_rows, self._limits.pty_cols) if tty else None
         command = self._make(argv, cwd=None if cwd is None else fspath(cwd), env=env, tty=size)
-        grant: NetworkGrant | None = None
-        if self._network is not None:
-            grant = self._network.grant()
-            command = attrs.evolve(command, env={**command.env, **grant.env})
-        return self._owner.new(attrs.evolve(command, merge_stderr=True), call_id, grant)
+        grant = None if self._network is None else self._network.grant()
+        granted = {} if grant is None else grant.env
+        command = attrs.evolve(command, env={**command.env, **granted}, merge_stderr=True)
+        now = trio.current_time()
+        return ExecSession(self._store.reserve(), call_id, command, self._limits, grant, self._listeners, now)
 
-    async def _interact(self, session: ExecSession, data: str, wait: float, tokens: int | None) -> ExecOutput:
-        began = trio.current_time()
-        if data:
-            await write_input(session, data, began + wait)
-        gathered = await collect(session, began + wait)
-        return await self._owner.respond(session, gathered, began, tokens)
+    async def _start(self, session: ExecSession, store: Callable[[ExecSession], None]) -> None:
+        """Start the session's process in the nursery; ``store`` receives the session unless it exits at once.
+
+        Raises:
+          SpawnError: the process could not be started.
+        """
+        if self._nursery is None:
+            raise AssertionError("the nursery of the sessions is not open")
+        try:
+            await self._nursery.start(partial(run_session, session, self._spawn, store, self._gone))
+        except SpawnError as error:
+            raise SpawnError(f"Failed to create unified exec process: {error}", errno=error.errno) from error
+        self._started += 1
+
+    def _insert(self, session: ExecSession) -> None:
+        """Store a session, after an eviction if there are too many. There is no checkpoint in between."""
+        victim = evicted(self._store.sessions(), self._limits)
+        if victim is not None:
+            self._evicted += 1
+            self._release(victim)
+            victim.terminate()
+        self._store.insert(session)
+        session.was_stored = True
+
+    def _gone(self, session: ExecSession, confirmed: bool) -> None:  # ruff: ignore[boolean-type-hint-positional-argument]
+        self._store.release(session)
+        if not confirmed:
+            self._unreaped += 1
+            _log.warning("session %d: the end of all its processes was not confirmed in time", session.process_id)
+
+    def _known(self, process_id: int) -> ExecSession:
+        session = self._store.get(process_id)
+        if session is None:
+            raise _unknown(process_id)
+        return session
+
+    def _release(self, session: ExecSession) -> None:
+        """Free the session's id and release the session: its task kills and reaps what is left."""
+        self._store.release(session)
+        session.release()
+
+    async def _end(self, session: ExecSession) -> None:
+        """Release the session and wait until it is reaped, at most ``limits.teardown`` seconds."""
+        self._release(session)
+        with trio.move_on_after(self._limits.teardown):
+            await session.until(lambda: session.gone)
+
+    @asynccontextmanager
+    async def _using(self, session: ExecSession) -> AsyncGenerator[None]:
+        """Surround the part of a call that uses the session: handle its cancellation, and release what is not stored."""
+        try:
+            yield
+        except trio.Cancelled:
+            if self._limits.on_turn_cancel is Leftovers.KILL or not self._store.holds(session):
+                self._release(session)
+                with trio.move_on_after(self._limits.teardown, shield=True):
+                    await session.until(lambda: session.gone or session.child is None)
+            raise
+        finally:
+            session.initial_active = False
+            if not self._store.holds(session):
+                self._release(session)
+
+    async def _respond(
+        self, session: ExecSession, gathered: HeadTailBuffer, began: float, tokens: int | None
+    ) -> ExecOutput:
+        """Return a call's output after its collection: alive, or ended and then released.
+
+        Raises:
+          ProcessFailed, ToolError: the session was denied, or lost. A denial just after an exit counts.
+          UnknownProcessId: the session is not stored any more, although it has not ended.
+        """
+        gone = session.was_stored and not self._store.holds(session)
+        if gone and (session.initial_active or not session.ended):
+            raise _unknown(session.process_id)
+        exit_code = await self._conclude(session) if session.ended else None
+        return ExecOutput(  # noqa: ASYNC910  nothing may cancel between the collection and its response
+            call_id=session.call_id,
+            chunk_id=f"{self._ports.random.getrandbits(24):06x}",
+            wall_time=trio.current_time() - began,
+            output=gathered.rendered(),
+            omitted_bytes=gathered.omitted,
+            process_id=session.process_id if exit_code is None else None,
+            exit_code=exit_code,
+            original_token_count=tokens_of(gathered.total),
+            max_output_tokens=self._limits.output_tokens(tokens),
+        )
+
+    async def _conclude(self, session: ExecSession) -> int:
+        """Free the id of an ended session, wait for a late denial, report the end; return the exit code."""
+        self._store.release(session)
+        await session.until(lambda: session.denial_settled)
+        session.report_end()
+        session.release()
+        session.raise_failure()
+        return session.exit_code
 
 
 @asynccontextmanager
@@ -326,10 +388,11 @@ async def open_exec_sessions(
     async with AsyncExitStack() as stack:
         if spawn is None:
             spawn = (await stack.enter_async_context(open_supervisor(limits, limits.teardown, CleanupBudget()))).spawn
-        owner = SessionOwner(spawn, limits, Listeners(on_output=on_output, on_end=on_end), ports or Ports())
+        listeners = Listeners(on_output=on_output, on_end=on_end)
+        sessions = ExecSessions(spawn, limits, listeners, ports or Ports(), command, network)
 
         async def leave(_: None, error: BaseException | None) -> None:
-            await owner.leave(0.0 if error is not None else drain_timeout)
+            await sessions._leave(0.0 if error is not None else drain_timeout)
 
-        async with open_service(owner.serve, leave):
-            yield ExecSessions(owner, command, network)
+        async with open_service(sessions._serve, leave):
+            yield sessions

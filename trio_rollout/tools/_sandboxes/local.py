@@ -21,9 +21,8 @@ import attrs
 import trio
 
 from ...errors import ToolError
-from .._commands.capture import Captured, CapturePlan, capture
+from .._commands.capture import Captured, CapturePlan, Expiration, capture
 from .._commands.command import Argv, Command, minimal_environment
-from .._commands.expiration import Expiration
 from .._limits import ExecLimits
 from .._supervisor.child import SupervisedChild
 from .._supervisor.supervisor import Supervisor
@@ -49,7 +48,6 @@ def _private_directory(path: Path) -> Path:
 
     Raises:
       ToolError: the directory is another user's, a link, or open to others.
-
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
@@ -144,7 +142,6 @@ class LocalSandbox:
 
         Raises:
           ValueError: ``cwd`` leads out of the sandbox. (The command itself can change to any directory of this user.)
-
         """
         if ".." in Path(cwd or "").parts:
             raise ValueError(f"cwd: {cwd!r} leads out of the sandbox")

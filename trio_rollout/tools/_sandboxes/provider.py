@@ -50,7 +50,6 @@ class SandboxBackend(Protocol):
         Raises:
           NeverRan: the command certainly has not run.
           Exception: any other failure; the command may have run.
-
         """
         ...
 
@@ -92,7 +91,6 @@ class SandboxProvider(Protocol):
         Raises:
           NeverRan: no sandbox was created.
           Exception: any other failure; the sandbox may exist.
-
         """
         ...
 

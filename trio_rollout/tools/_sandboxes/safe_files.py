@@ -25,7 +25,6 @@ def _parts(path: str) -> tuple[str, ...]:
     Raises:
       PermissionError: the path leads out of the directory, or names nothing.
       OSError: the path is too long.
-
     """
     if len(path) > _LONGEST_PATH:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), f"{path[:40]}…")
@@ -55,7 +54,6 @@ def read_inside(root: str, path: str, most: int) -> bytes:
 
     Raises:
       OSError: the file is missing, not regular, outside the directory, or longer than ``most`` bytes.
-
     """
     *above, name = _parts(path)
     with ExitStack() as stack:
@@ -77,7 +75,6 @@ def write_inside(root: str, path: str, content: bytes) -> None:
 
     Raises:
       OSError: the file can't be written, or lies outside the directory.
-
     """
     *above, name = _parts(path)
     fresh = f".{secrets.token_hex(8)}"
@@ -102,7 +99,6 @@ def remove_tree(root: str, *, last: str = "", check: Callable[[], object] = lamb
 
     Raises:
       OSError: a file can't be removed; the others are removed. Or ``root`` is no directory.
-
     """
     with ExitStack() as stack:
         try:

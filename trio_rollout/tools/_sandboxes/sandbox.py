@@ -24,9 +24,8 @@ from ..._util.time import backoff_s, retried
 from ..._util.user_code import ends_the_process
 from ...errors import RolloutError, ToolError
 from .._cleanup import CleanupBudget
-from .._commands.capture import Captured
+from .._commands.capture import Captured, as_seconds
 from .._commands.command import Argv
-from .._commands.expiration import as_seconds
 from .._exec.sessions import ExecSessions, open_exec_sessions
 from .._exec.values import ExecOutput
 from .._limits import DEFAULT_LIMITS, ExecLimits
@@ -47,7 +46,6 @@ async def repeated(call: Callable[[], Awaitable[T]], settings: SandboxSettings, 
 
     Raises:
       ToolError: the call failed. OSErrors about files and this package's errors come out unchanged.
-
     """
     tries = itertools.count(1)
 
@@ -73,7 +71,6 @@ async def owned_sandbox(
 
     Raises:
       ToolError: the sandbox could not be created in time, or at all. Infrastructure: the sample runs again.
-
     """
     exists = True
     try:
@@ -153,7 +150,6 @@ class Sandbox:
 
         Raises:
           ToolError: its provider has none.
-
         """
         if self._sessions is None:
             raise ToolError(f"sandbox {self.name}: its provider can't keep processes between calls")
@@ -173,7 +169,6 @@ class Sandbox:
 
         Raises:
           ToolError: the sandbox failed; the command may have run, unless the error is a NeverRan.
-
         """
         limit = self._budget(as_seconds(timeout))
         result = await self._retried(lambda: self._backend.exec(argv, cwd=cwd, env=env, timeout=limit))
@@ -194,7 +189,6 @@ class Sandbox:
 
         Raises:
           SpawnError, ToolError: the process could not be started.
-
         """
         return await self.sessions.exec_command(argv, call_id=call_id, cwd=cwd, env=env, tty=tty, yield_time=yield_time)
 
@@ -204,7 +198,6 @@ class Sandbox:
         Raises:
           OSError: there is no such file in the sandbox: the policy is at fault.
           ToolError: the sandbox failed.
-
         """
         return await self._backend.read_file(path)
 
@@ -213,7 +206,6 @@ class Sandbox:
 
         Raises:
           OSError, ToolError: as ``read_file``.
-
         """
         await self._backend.write_file(path, content.encode() if isinstance(content, str) else content)
 
@@ -248,7 +240,6 @@ async def open_sandbox(
 
     Raises:
       ToolError: the sandbox could not be created. Infrastructure: the sample runs again.
-
     """
     settings, limits, ports = settings or SandboxSettings(), limits or DEFAULT_LIMITS, ports or Ports()
     name = f"{label}-{ports.new_rid()}"

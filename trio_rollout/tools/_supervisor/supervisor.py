@@ -22,11 +22,9 @@ import attrs
 import trio
 
 from .._cleanup import CleanupBudget
-from .._commands.command import Command
-from .._errors import SpawnError, SupervisorLost
+from .._commands.command import Command, SpawnError, SupervisorLost
 from .._limits import ExecLimits
-from .child import ANSWER_LIMIT_S, KeptCommands, SupervisedChild
-from .descriptors import as_file, open_stdio, send_descriptors
+from .child import ANSWER_LIMIT_S, KeptCommands, SupervisedChild, as_file, open_stdio, send_descriptors
 
 _log = logging.getLogger("trio_rollout.tools")
 _MAIN = Path(__file__).with_name("supervisor_main.py")
@@ -88,7 +86,6 @@ class Supervisor:
         Raises:
           SpawnError: the command could not be started.
           SupervisorLost: the supervisor died, or did not start the command within ``limits.start``.
-
         """
         with trio.move_on_after(self.limits.start):
             return await self._spawn(command)

@@ -1,1 +1,0 @@
-"""Network policies: the hosts that an exec session may reach."""
