@@ -1,4 +1,4 @@
-"""What an answer becomes, and which errors keep a damaged one from becoming a Turn."""
+"""Answers become Turns, and damaged answers become errors that name the damage."""
 
 import base64
 import json
@@ -270,7 +270,7 @@ def test_a_request_says_what_it_must():
 
 
 def test_requests_are_encoded_afresh_when_anything_changes():
-    """What follows the prompt is remembered: never for other parameters, for an extra, or for a stream."""
+    """The part of a request after the prompt is remembered: never for other parameters, for an extra, or for a stream."""
     encoder = wire.RequestEncoder(None)
     one, two = SamplingParams(temperature=0.5), SamplingParams(temperature=0.25)
     bodies = [
