@@ -6,9 +6,7 @@ import pytest
 import trio
 
 from trio_rollout._core.settings import Deadlines
-from trio_rollout._util.ports import Ports
-from trio_rollout.tools import ExecLimits, RolloutTools, open_rollout_tools
-from trio_rollout.tools._cleanup import CleanupBudget
+from trio_rollout.tools import RolloutTools, open_rollout_tools
 
 from .fake_child import FakeBackend
 
@@ -38,9 +36,8 @@ async def test_a_commands_time_is_cut_to_what_remains_of_the_rollout(autojump_cl
     backend.hold = trio.Event()
     began = trio.current_time()
     with trio.move_on_after(5) as rollout:
-        tools = RolloutTools(
-            backend, Deadlines(tool=300), rollout.deadline, ExecLimits(), 10.0, lambda: None, Ports(), CleanupBudget()
-        )
+        tools = RolloutTools(deadline=rollout.deadline, deadlines=Deadlines(tool=300))
+        tools._supervisor = backend
         async with trio.open_nursery() as nursery:
 
             @nursery.start_soon

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from trio_rollout.tools import ExecLimits
 from trio_rollout.tools._commands.output import HeadTailBuffer
-from trio_rollout.tools._exec.sessions import exec_yield, poll_yield
-from trio_rollout.tools._exec.store import SessionStore, evicted
+from trio_rollout.tools._exec.sessions import SessionStore, evicted, exec_yield, poll_yield
 from trio_rollout.tools._exec.values import ExecOutput, middle_truncated
 
 

@@ -43,11 +43,6 @@ async def run_in_thread(fn: Callable[[*Ts], T], /, *args: *Ts) -> T:
 R = TypeVar("R")
 
 
-def _unbounded() -> trio.CapacityLimiter:
-    """Counts the threads, hung ones too; the slots bound how many of them are waited for."""
-    return trio.CapacityLimiter(math.inf)
-
-
 @final
 @attrs.define(eq=False, repr=False)
 class InThread(Generic[T, R]):
@@ -57,7 +52,8 @@ class InThread(Generic[T, R]):
     limit: int = attrs.field(kw_only=True, validator=whole(1))
     max_hung: int = attrs.field(kw_only=True, validator=whole(0))
     _slots: trio.CapacityLimiter = attrs.field(init=False)
-    _threads: trio.CapacityLimiter = attrs.field(factory=_unbounded, init=False)
+    _threads: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(math.inf), init=False)
+    """Counts the threads, hung ones too; the slots bound how many of them are waited for."""
     _awaited: int = attrs.field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:

@@ -22,7 +22,7 @@ from .._util.service import open_service
 from ..abc import Gateway, Generate, GroupFilter, GroupReward, InferenceServers, Instrument, Ledger, Reward, Source
 from ..errors import EndOfData, EngineClosed, RolloutError
 from ..observe import task_tree
-from ..tools._rollout_tools import new_rollout_tools
+from ..tools._rollout_tools import RolloutTools
 from ._context import RolloutContext
 from ._delivery import Batch, Delivery
 from ._evaluation import Evaluation, evaluation_context
@@ -293,7 +293,7 @@ async def open_rollout_engine(
         settings=settings,
         ports=ports,
         show_tasks=task_tree,
-        new_tools=partial(new_rollout_tools, deadlines=settings.deadlines, ports=ports),
+        new_tools=partial(RolloutTools, deadlines=settings.deadlines, ports=ports),
         gateway=gateway,
         instruments=Instruments(instruments),
     )

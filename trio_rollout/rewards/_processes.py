@@ -94,6 +94,8 @@ class ScorerProcess:
     """A running process with a scorer in it. Its starter must ``end`` it."""
 
     _process: trio.Process
+    _stdin: trio.abc.SendStream
+    _stdout: trio.abc.ReceiveStream
     _lifeline: int
     """The end of a pipe that the process watches: the process dies when it is closed, also by the host's own death."""
     _killed: bool = False
@@ -172,18 +174,6 @@ class ScorerProcess:
             raise EOFError
         return bytearray(chunk)
 
-    @property
-    def _stdin(self) -> trio.abc.SendStream:
-        if self._process.stdin is None:
-            raise AssertionError("started without a pipe")
-        return self._process.stdin
-
-    @property
-    def _stdout(self) -> trio.abc.ReceiveStream:
-        if self._process.stdout is None:
-            raise AssertionError("started without a pipe")
-        return self._process.stdout
-
 
 async def start_scorer(setup: bytes) -> ScorerProcess:
     """Start a process and load the scorer in it. The caller must ``end`` it.
@@ -222,7 +212,9 @@ async def _start_process() -> ScorerProcess:
         except OSError as error:
             raise RewardError(f"a scorer process can't be started: {error}") from error
         on_failure.pop_all()
-    return ScorerProcess(process, ours)
+    if process.stdin is None or process.stdout is None:
+        raise AssertionError("started without a pipe")
+    return ScorerProcess(process, process.stdin, process.stdout, ours)
 
 
 @final

@@ -47,11 +47,7 @@ Check: TypeAlias = Callable[[str | None, Target], str | None]
 
 @final
 class Request:
-    """The head of a request to the proxy.
-
-    Raises:
-      ValueError: the request names no host that this proxy can reach.
-    """
+    """The head of a request to the proxy. ValueError: the request names no host that this proxy can reach."""
 
     def __init__(self, head: server_reader.Request) -> None:
         self._url = head.target

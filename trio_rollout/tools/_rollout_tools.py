@@ -17,7 +17,7 @@ from .._core.enums import Leftovers
 from .._core.settings import Deadlines
 from .._util.ports import Ports
 from ._cleanup import CleanupBudget
-from ._commands.capture import Captured, CapturePlan, Expiration, OnChunk, as_events, as_seconds, capture
+from ._commands.capture import Captured, CapturePlan, Expiration, OnChunk, capture
 from ._commands.command import Argv, Command
 from ._dispatch.dispatch import OnTiming, ToolRuntime
 from ._dispatch.tool import Hooks, LifecycleListener, Tool
@@ -35,31 +35,24 @@ _MARGIN_S = 1.0
 _DEADLINES = Deadlines()
 
 
-def tool_limit(asked: float | None, allowed: float | None) -> float | None:
-    """Return the seconds that a tool may take: its caller's, else those of the settings (None or <= 0: no limit)."""
-    if asked is not None:
-        return as_seconds(asked)
-    return allowed if allowed is not None and allowed > 0 else None
-
-
-def latest_end(now: float, deadline: float) -> float:
-    """Return the time at which a tool that is started now must have ended: the rollout's deadline less the margin."""
-    return deadline - min(_MARGIN_S, max(0.0, deadline - now) / 10)
-
-
 @final
 @attrs.define(eq=False, repr=False)
 class RolloutTools:
     """The tools of one rollout: ``rollout.tools``. Made by ``open_rollout_tools`` outside an engine."""
 
-    _supervisor: Supervisor
-    _deadlines: Deadlines
-    _deadline: float
-    _given: ExecLimits
-    _teardown: float
-    _on_output: Callable[[], None]
-    _ports: Ports
-    _cleanup: CleanupBudget
+    _deadline: float = attrs.field(default=math.inf, kw_only=True)
+    _deadlines: Deadlines | None = attrs.field(default=None, kw_only=True)
+    _given: ExecLimits = attrs.field(default=DEFAULT_LIMITS, kw_only=True, alias="limits")
+    _on_output: Callable[[], None] = attrs.field(default=lambda: None, kw_only=True)
+    _ports: Ports = attrs.field(factory=Ports, kw_only=True)
+    _cleanup: CleanupBudget = attrs.field(init=False)
+    _teardown: float = attrs.field(init=False)
+    _supervisor: Supervisor = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._cleanup = CleanupBudget() if self._deadlines is None else CleanupBudget(self._deadlines.abort)
+        self._teardown = min(self._given.teardown, self._cleanup.seconds)
+        self._supervisor = Supervisor(self._given, self._teardown)
 
     async def aclose(self) -> None:
         """Kill and reap every process that was started here, as leaving ``open_rollout_tools`` does.
@@ -73,11 +66,18 @@ class RolloutTools:
         """The given limits, with the teardown that the rollout has time for. Made when a tool is used, not before."""
         return attrs.evolve(self._given, teardown=self._teardown)
 
+    def _expiration(self, asked: float | None, cancel: trio.Event | Sequence[trio.Event] = ()) -> Expiration:
+        """Return the limits of a tool that is started now; without a time of its caller (None) those of the settings."""
+        allowed = (self._deadlines or _DEADLINES).tool
+        limit = (allowed if allowed and allowed > 0 else None) if asked is None else asked
+        margin = min(_MARGIN_S, max(0.0, self._deadline - trio.current_time()) / 10)
+        return Expiration(timeout=limit, until=self._deadline - margin, cancels=cancel)
+
     def budget(self, asked: float | None = None) -> float | None:
         """Return the seconds that a tool started now may take; None without a limit."""
-        now = trio.current_time()
-        limit = tool_limit(asked, self._deadlines.tool)
-        least = min(math.inf if limit is None else limit, max(0.0, latest_end(now, self._deadline) - now))
+        limits = self._expiration(asked)
+        left = max(0.0, limits.until - trio.current_time())
+        least = left if limits.timeout is None else min(limits.timeout, left)
         return None if math.isinf(least) else least
 
     async def run_captured(
@@ -102,7 +102,7 @@ class RolloutTools:
           ValueError: argv is empty.
         """
         plan = CapturePlan(
-            expiration=self._expiration(timeout, as_events(cancel)),
+            expiration=self._expiration(timeout, cancel),
             leftovers=leftovers,
             limits=self._limits,
             on_chunk=on_chunk,
@@ -111,10 +111,6 @@ class RolloutTools:
         result = await capture(self._supervisor.spawn, Command(argv=argv, cwd=cwd, env=env), plan)
         self._on_output()  # the end of a silent command is progress, too
         return result
-
-    def _expiration(self, asked: float | None, cancels: tuple[trio.Event, ...]) -> Expiration:
-        until = latest_end(trio.current_time(), self._deadline)
-        return Expiration(timeout=tool_limit(asked, self._deadlines.tool), until=until, cancels=cancels)
 
     def open_sessions(
         self,
@@ -187,30 +183,6 @@ class RolloutTools:
         )
 
 
-def new_rollout_tools(
-    *,
-    deadline: float = math.inf,
-    deadlines: Deadlines | None = None,
-    limits: ExecLimits | None = None,
-    on_output: Callable[[], None] = lambda: None,
-    ports: Ports | None = None,
-) -> RolloutTools:
-    """Make one rollout's tools, as ``open_rollout_tools`` does, for a caller that closes them."""
-    limits = limits or DEFAULT_LIMITS
-    cleanup = CleanupBudget() if deadlines is None else CleanupBudget(deadlines.abort)
-    teardown = min(limits.teardown, cleanup.seconds)
-    return RolloutTools(
-        Supervisor(limits, teardown),
-        deadlines or _DEADLINES,
-        deadline,
-        limits,
-        teardown,
-        on_output,
-        ports or Ports(),
-        cleanup,
-    )
-
-
 @asynccontextmanager
 async def open_rollout_tools(
     *,
@@ -227,7 +199,13 @@ async def open_rollout_tools(
     command. Leaving blocks until every process is dead and reaped, shielded, within ``limits.teardown`` and, cancelled, within
     ``deadlines.abort``, the time that an engine leaves to a cancelled rollout. The supervisor kills what takes longer.
     """
-    tools = new_rollout_tools(deadline=deadline, deadlines=deadlines, limits=limits, on_output=on_output, ports=ports)
+    tools = RolloutTools(
+        deadline=deadline,
+        deadlines=deadlines,
+        limits=limits or DEFAULT_LIMITS,
+        on_output=on_output,
+        ports=ports or Ports(),
+    )
     try:
         yield tools
     finally:

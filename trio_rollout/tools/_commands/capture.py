@@ -48,6 +48,10 @@ def as_seconds(asked: float | None) -> float | None:
     return asked
 
 
+def _as_events(cancel: trio.Event | Sequence[trio.Event]) -> tuple[trio.Event, ...]:
+    return (cancel,) if isinstance(cancel, trio.Event) else tuple(cancel)
+
+
 @attrs.frozen(kw_only=True)
 class Expiration:
     """The limits of a captured command: ``timeout`` seconds after its start (None: no limit), the time ``until`` on Trio's
@@ -59,7 +63,7 @@ class Expiration:
 
     timeout: float | None = attrs.field(default=None, converter=as_seconds)
     until: float = math.inf
-    cancels: tuple[trio.Event, ...] = ()
+    cancels: tuple[trio.Event, ...] = attrs.field(default=(), converter=_as_events)
 
     def classify(self, *, exited: bool) -> StopKind:
         """Return the stop that was met, at a moment when at least one is due.
@@ -74,11 +78,6 @@ class Expiration:
     def deadline(self, now: float) -> float:
         """Return the deadline on Trio's clock for a command that starts now."""
         return min(self.until, math.inf if self.timeout is None else now + max(0.0, self.timeout))
-
-
-def as_events(cancel: trio.Event | Sequence[trio.Event]) -> tuple[trio.Event, ...]:
-    """Return one event, or a sequence of events, as a tuple."""
-    return (cancel,) if isinstance(cancel, trio.Event) else tuple(cancel)
 
 
 TIMEOUT_EXIT_CODE = 124
@@ -319,7 +318,7 @@ async def run_captured(
     if leftovers is Leftovers.KEEP:
         raise ValueError("leftovers=KEEP needs a rollout: without one, the processes left running would never be ended")
     plan = CapturePlan(
-        expiration=Expiration(timeout=timeout, cancels=as_events(cancel)),
+        expiration=Expiration(timeout=timeout, cancels=cancel),
         leftovers=leftovers,
         limits=limits or DEFAULT_LIMITS,
         on_chunk=on_chunk,

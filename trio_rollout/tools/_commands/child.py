@@ -101,10 +101,19 @@ Spawn: TypeAlias = Callable[[Command], Awaitable[Child]]
 """Starts a command. Cancelled, no process is left. Raises SpawnError if the command can't be started."""
 
 
+def group_signalled(pid: int, number: signal.Signals) -> bool:
+    """Signal a process group; return False if it has no process."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 @final
 @attrs.define(eq=False, repr=False)
 class DirectChild:
-    """A child of the host process, observed through a pidfd so that nothing reaps it early.
+    """A child of the host process (see ``Child``), observed through a pidfd so that nothing reaps it early.
 
     A process group is all that contains it: a descendant that calls ``setsid`` leaves the group and lives on. Only ``release``
     may touch Trio's process object: even its ``repr`` reaps.
@@ -119,14 +128,12 @@ class DirectChild:
     _status: ExitStatus | None = None
 
     def exited(self) -> ExitStatus | None:
-        """Return the leader's exit status, None while the leader runs."""
         if self._status is None:
             info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             self._status = ExitStatus.of(info) if info is not None else None
         return self._status
 
     async def wait_exited(self) -> ExitStatus:
-        """Wait for the leader's exit."""
         await trio.lowlevel.checkpoint()
         while (status := self.exited()) is None:
             if self._pidfd is None:
@@ -136,16 +143,9 @@ class DirectChild:
 
     def signal_group(self, number: signal.Signals) -> bool:
         """Signal the group, unless the leader was reaped."""
-        if self._pidfd is None:
-            return False
-        try:
-            os.killpg(self.pid, number)
-        except ProcessLookupError:
-            return False
-        return True
+        return self._pidfd is not None and group_signalled(self.pid, number)
 
     async def release(self, *, keep_running: bool = False) -> bool:
-        """Kill the group and reap the leader."""
         if keep_running:
             raise AssertionError("a command outside a rollout can't leave processes running: no scope would end them")
         if self._pidfd is not None:
@@ -157,7 +157,6 @@ class DirectChild:
         return True
 
     def close(self) -> None:
-        """Close the streams."""
         for stream in (self._process.stdout, self._process.stderr):
             if isinstance(stream, trio.lowlevel.FdStream):
                 stream.close()

@@ -1,4 +1,4 @@
-"""A command to start: an argv and, written out, everything else that a process would inherit. And the errors of starting one.
+"""A command to start: an argv and, written out, everything else that a process would inherit; and its errors.
 
 Both errors are infrastructure failures: the engine runs the sample again. A failure that the policy caused is an observation,
 and so a value. For exec sessions see ``ExecError``.
@@ -94,17 +94,10 @@ class MakeCommand(Protocol):
     """Makes a command from a call's arguments: supplies the directory and the environment that the call leaves out."""
 
     def __call__(
-        self, argv: Argv, *, cwd: str | None, env: Mapping[str, str] | None, tty: tuple[int, int] | None = None
+        self, *, argv: Argv, cwd: str | None, env: Mapping[str, str] | None, tty: tuple[int, int] | None
     ) -> Command:
         """Return the command."""
         ...
-
-
-def plain_command(
-    argv: Argv, *, cwd: str | None, env: Mapping[str, str] | None, tty: tuple[int, int] | None = None
-) -> Command:
-    """Return a command of exactly the call's arguments."""
-    return Command(argv=argv, cwd=cwd, env=env, tty=tty)
 
 
 # Errors of a wrong argv or cwd, or of a broken program. Every other errno (EAGAIN, EMFILE, ENOMEM, …) is the host's failure,

@@ -6,7 +6,7 @@ cancelled later leaves it to its owner; then ``limits.on_turn_cancel`` decides w
 """
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from os import PathLike, fspath
@@ -22,7 +22,7 @@ from ..._util.service import open_service
 from .._cleanup import CleanupBudget
 from .._commands.capture import as_seconds
 from .._commands.child import Spawn
-from .._commands.command import Argv, MakeCommand, SpawnError, plain_command
+from .._commands.command import Argv, Command, MakeCommand, SpawnError
 from .._commands.output import HeadTailBuffer
 from .._limits import DEFAULT_LIMITS, ExecLimits
 from .._network import NetworkPolicy
@@ -37,7 +37,6 @@ from .session import (
     send_interrupt,
     write_input,
 )
-from .store import SessionStore, evicted
 from .values import (
     ExecOutput,
     ExecSessionEnd,
@@ -51,10 +50,74 @@ from .values import (
 _log = logging.getLogger("trio_rollout.tools")
 
 ONE_SHOT_TIMEOUT_CODE = 124
+_FIRST_ID, _END_ID = 1_000, 100_000
 
 
 def _unknown(process_id: int) -> UnknownProcessId:
     return UnknownProcessId(f"Unknown process id {process_id}", process_id=process_id)
+
+
+def evicted(sessions: Iterable[ExecSession], limits: ExecLimits) -> ExecSession | None:
+    """Return the session that is evicted for a new one; None if there is room, or no session may be evicted.
+
+    The most recently used sessions are protected. An ended session goes before living ones, and the least recently used before
+    others. Sessions in use are passed over. While an ended one is in use (it will go soon), no living session is evicted: the
+    store may then exceed its limit.
+    """
+    by_use = sorted(sessions, key=lambda session: session.last_used)
+    if len(by_use) < limits.max_processes:
+        return None
+    candidates = by_use[: max(0, len(by_use) - limits.protected)]
+    ended = [session for session in candidates if session.ended]
+    return next((session for session in ended or candidates if not session.busy), None)
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class SessionStore:
+    """Sessions by id. ``draw(first, end)`` draws a random id.
+
+    Invariant: an id names one process from its reservation to its release; only then can it name another.
+    """
+
+    _draw: Callable[[int, int], int]
+    _reserved: set[int] = attrs.field(factory=set, init=False)
+    _sessions: dict[int, ExecSession] = attrs.field(factory=dict, init=False)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def reserve(self) -> int:
+        """Reserve a free id and return it."""
+        chosen = self._draw(_FIRST_ID, _END_ID)
+        while chosen in self._reserved:
+            chosen = self._draw(_FIRST_ID, _END_ID)
+        self._reserved.add(chosen)
+        return chosen
+
+    def insert(self, session: ExecSession) -> None:
+        """Store a session under its reserved id."""
+        if session.process_id not in self._reserved or session.process_id in self._sessions:
+            raise AssertionError(f"process id {session.process_id} is not reserved for this session")
+        self._sessions[session.process_id] = session
+
+    def get(self, process_id: int) -> ExecSession | None:
+        """Return the session that is stored under this id now."""
+        return self._sessions.get(process_id)
+
+    def holds(self, session: ExecSession) -> bool:
+        """Return True while this very session is stored."""
+        return self._sessions.get(session.process_id) is session
+
+    def release(self, session: ExecSession) -> None:
+        """Remove a session and free its id, unless the id already names another session."""
+        if self._sessions.get(session.process_id, session) is session:
+            self._sessions.pop(session.process_id, None)
+            self._reserved.discard(session.process_id)
+
+    def sessions(self) -> tuple[ExecSession, ...]:
+        """Return all stored sessions."""
+        return tuple(self._sessions.values())
 
 
 @final
@@ -68,7 +131,7 @@ class ExecSessions:
     _ports: Ports
     _make: MakeCommand
     _network: NetworkPolicy | None
-    _store: SessionStore[ExecSession] = attrs.field(init=False)
+    _store: SessionStore = attrs.field(init=False)
     _closed: bool = attrs.field(default=False, init=False)
     _nursery: trio.Nursery | None = attrs.field(default=None, init=False)
     _calls: int = attrs.field(default=0, init=False)
@@ -260,7 +323,7 @@ class ExecSessions:
     ) -> ExecSession:
         """Return a session that is not started yet, under a reserved id, with the network access that the policy grants it."""
         size = (self._limits.pty_rows, self._limits.pty_cols) if tty else None
-        command = self._make(argv, cwd=None if cwd is None else fspath(cwd), env=env, tty=size)
+        command = self._make(argv=argv, cwd=None if cwd is None else fspath(cwd), env=env, tty=size)
         grant = None if self._network is None else self._network.grant()
         granted = {} if grant is None else grant.env
         command = attrs.evolve(command, env={**command.env, **granted}, merge_stderr=True)
@@ -369,7 +432,7 @@ class ExecSessions:
 async def open_exec_sessions(
     spawn: Spawn | None = None,
     *,
-    command: MakeCommand = plain_command,
+    command: MakeCommand = Command,
     limits: ExecLimits | None = None,
     network: NetworkPolicy | None = None,
     on_output: Callable[[], None] = lambda: None,

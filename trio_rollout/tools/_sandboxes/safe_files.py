@@ -9,8 +9,9 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 import attrs
@@ -142,63 +143,52 @@ class _Removal:
     last: str
     check: Callable[[], object]
     error: OSError | None = None
+    _progress: bool = attrs.field(default=False, init=False)
     _prefix: str = attrs.field(factory=lambda: f".{secrets.token_hex(8)}-", init=False)
     _moved: int = attrs.field(default=0, init=False)
 
     def go_through(self) -> bool:
         """Remove the entries at the top now; return True if any could be removed."""
-        progress = False
-        self.error = None  # forget earlier errors: a process may have changed the tree
-        for entry in self._entries(self.top):
-            if entry.name == self.last:
-                continue
-            try:
-                if entry.is_dir(follow_symlinks=False):
-                    progress = self._empty(entry.name) or progress
-                    os.rmdir(entry.name, dir_fd=self.top)
-                else:
-                    os.unlink(entry.name, dir_fd=self.top)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                self.error = self.error or error
-            else:
-                progress = True
-        return progress
+        self.error, self._progress = None, False  # forget earlier errors: a process may have changed the tree
+        self._for_each_entry(self.top, self._remove)
+        return self._progress
 
-    def _empty(self, name: str) -> bool:
-        """Remove the files of a directory at the top, and move its directories up; return True if there were any."""
-        progress = False
-        inner = _opened(name, self.top)
-        try:
-            _permit(name, self.top)
-            for entry in self._entries(inner):
+    def _for_each_entry(self, directory: int, take: "Callable[[os.DirEntry[str]], object]") -> None:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                self.check()
+                if directory == self.top and entry.name == self.last:
+                    continue
                 try:
-                    self._take_out(entry, inner)
+                    take(entry)
                 except FileNotFoundError:
                     continue
                 except OSError as error:
                     self.error = self.error or error
                 else:
-                    progress = True
+                    self._progress = True
+
+    def _remove(self, entry: "os.DirEntry[str]") -> None:
+        """Remove an entry at the top: a file, or a directory after its files; its directories move up."""
+        if not entry.is_dir(follow_symlinks=False):
+            os.unlink(entry.name, dir_fd=self.top)
+            return
+        inner = _opened(entry.name, self.top)
+        try:
+            _permit(entry.name, self.top)
+            self._for_each_entry(inner, partial(self._take_out, inner))
         finally:
             os.close(inner)
-        return progress
+        os.rmdir(entry.name, dir_fd=self.top)
 
-    def _take_out(self, entry: "os.DirEntry[str]", inner: int) -> None:
+    def _take_out(self, inner: int, entry: "os.DirEntry[str]") -> None:
         if not entry.is_dir(follow_symlinks=False):
             os.unlink(entry.name, dir_fd=inner)
             return
-        fresh = f"{self._prefix}{self._moved}"
+        move = partial(os.rename, entry.name, f"{self._prefix}{self._moved}", src_dir_fd=inner, dst_dir_fd=self.top)
         self._moved += 1
-        with suppress(PermissionError):
-            os.rename(entry.name, fresh, src_dir_fd=inner, dst_dir_fd=self.top)
-            return
-        _permit(entry.name, inner)  # moving a directory writes in it: its entry for the parent changes
-        os.rename(entry.name, fresh, src_dir_fd=inner, dst_dir_fd=self.top)
-
-    def _entries(self, directory: int) -> Iterator["os.DirEntry[str]"]:
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                self.check()
-                yield entry
+        try:
+            move()
+        except PermissionError:
+            _permit(entry.name, inner)  # moving a directory writes in it: its entry for the parent changes
+            move()

@@ -12,7 +12,7 @@ import itertools
 import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TypeVar, final
 
@@ -140,8 +140,9 @@ class Sandbox:
     name: str
     _backend: SandboxBackend
     _sessions: ExecSessions | None
+    _settings: SandboxSettings
+    _ports: Ports
     _budget: Callable[[float | None], float | None]
-    _retried: Callable[[Callable[[], Awaitable[Captured]]], Awaitable[Captured]]
     _on_output: Callable[[], None]
 
     @property
@@ -171,7 +172,8 @@ class Sandbox:
           ToolError: the sandbox failed; the command may have run, unless the error is a NeverRan.
         """
         limit = self._budget(as_seconds(timeout))
-        result = await self._retried(lambda: self._backend.exec(argv, cwd=cwd, env=env, timeout=limit))
+        run = partial(self._backend.exec, argv, cwd=cwd, env=env, timeout=limit)
+        result = await repeated(run, self._settings, self._ports)
         self._on_output()
         return result
 
@@ -210,14 +212,6 @@ class Sandbox:
         await self._backend.write_file(path, content.encode() if isinstance(content, str) else content)
 
 
-def _sessions_of(
-    backend: SandboxBackend, limits: ExecLimits, ports: Ports, on_output: Callable[[], None]
-) -> AbstractAsyncContextManager[ExecSessions] | None:
-    if not isinstance(backend, SessionBackend):
-        return None
-    return open_exec_sessions(backend.spawn, command=backend.command, limits=limits, ports=ports, on_output=on_output)
-
-
 @asynccontextmanager
 async def open_sandbox(
     provider: SandboxProvider,
@@ -231,28 +225,23 @@ async def open_sandbox(
     on_output: Callable[[], None] = lambda: None,
     cleanup: CleanupBudget | None = None,
 ) -> AsyncGenerator[Sandbox]:
-    """Have a sandbox for the length of a block. See ``RolloutTools.open_sandbox``, which calls this for a rollout.
+    """Have a sandbox for the length of a block, as ``RolloutTools.open_sandbox`` says, which calls this for a rollout.
 
-    ``label`` is the run's, for ``provider.sweep``. ``budget`` cuts times to the rollout's remaining time, ``on_output`` is
-    called at each progress, and ``cleanup`` bounds creation and destruction once the rollout is cancelled. Entering blocks for
-    the creation, at most ``settings.create``; cancelled meanwhile, it waits until it is known if there is a sandbox to
-    destroy. Leaving kills the running processes and destroys the sandbox, shielded, within ``settings.destroy``.
-
-    Raises:
-      ToolError: the sandbox could not be created. Infrastructure: the sample runs again.
+    ``budget`` cuts times to the rollout's remaining time, ``on_output`` is called at each progress, and ``cleanup`` bounds
+    creation and destruction once the rollout is cancelled.
     """
     settings, limits, ports = settings or SandboxSettings(), limits or DEFAULT_LIMITS, ports or Ports()
     name = f"{label}-{ports.new_rid()}"
     spec = SandboxSpec(
         name=name, label=label, lifetime=lifetime(settings, budget(None)), env=dict(env or {}), on_output=on_output
     )
-
-    async def retry(call: Callable[[], Awaitable[Captured]]) -> Captured:
-        return await repeated(call, settings, ports)
-
     async with AsyncExitStack() as stack:
         owned = owned_sandbox(provider, spec, settings, ports, cleanup or CleanupBudget())
         backend = await stack.enter_async_context(owned)
-        opened = _sessions_of(backend, limits, ports, on_output)
-        sessions = None if opened is None else await stack.enter_async_context(opened)
-        yield Sandbox(name, backend, sessions, budget, retry, on_output)
+        sessions: ExecSessions | None = None
+        if isinstance(backend, SessionBackend):
+            opened = open_exec_sessions(
+                backend.spawn, command=backend.command, limits=limits, ports=ports, on_output=on_output
+            )
+            sessions = await stack.enter_async_context(opened)
+        yield Sandbox(name, backend, sessions, settings, ports, budget, on_output)

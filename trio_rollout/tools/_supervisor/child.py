@@ -18,7 +18,7 @@ from typing import final
 import attrs
 import trio
 
-from .._commands.child import ExitStatus
+from .._commands.child import ExitStatus, group_signalled
 from .._commands.command import Command, SpawnError, SupervisorLost
 
 
@@ -191,7 +191,7 @@ def _has_ended(control: socket.socket) -> bool:
 @final
 @attrs.define(eq=False, repr=False)
 class SupervisedChild:
-    """One command inside the supervisor; its keeper process answers on ``_control``."""
+    """One command inside the supervisor (see ``Child``); its keeper process answers on ``_control``."""
 
     _resume_supervisor: Callable[[], None]
     _kept: KeptCommands
@@ -275,12 +275,10 @@ class SupervisedChild:
             await self._wait_answer()
 
     def exited(self) -> ExitStatus | None:
-        """Return the leader's exit status, None while the leader runs."""
         self._read_messages()
         return self._status
 
     async def wait_exited(self) -> ExitStatus:
-        """Wait for the leader's exit."""
         await trio.lowlevel.checkpoint()
         while (status := self.exited()) is None:
             await self._wait_message()
@@ -289,13 +287,8 @@ class SupervisedChild:
     def signal_group(self, number: signal.Signals) -> bool:
         """Signal the group, as long as its keeper holds the group's id."""
         self._read_messages()
-        if self._released or self._lost or not self.pid:
-            return False
-        try:
-            os.killpg(self.pid, number)
-        except ProcessLookupError:
-            return False
-        return True
+        held = self.pid and not self._released and not self._lost
+        return bool(held) and group_signalled(self.pid, number)
 
     async def release(self, *, keep_running: bool = False) -> bool:
         """Have the keeper kill everything that came from the command, also descendants that left its group.
