@@ -10,7 +10,7 @@ from trio_rollout.errors import RequestRejected
 from trio_rollout.gateway._conversation import Conversation
 from trio_rollout.gateway._streaming_text import StreamingText
 from trio_rollout.tiny import DATA
-from trio_rollout.tiny._control import separate_reasoning
+from trio_rollout.tiny._app import separate_reasoning
 from trio_rollout.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer(DATA)

@@ -1,5 +1,6 @@
-"""The JSON body of ``/generate``: decoded by SGLang's names and types, and its sampling parameters checked as SGLang does it."""
+"""The JSON of ``/generate``: its body, decoded and checked by SGLang's names, types and ranges, and SGLang's error answers."""
 
+import http
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -7,9 +8,48 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ._model.sampler import EVERY_TOKEN, Limits
-from ._refusal import invalid, malformed, schema
+from ._model.model import EVERY_TOKEN, Limits
 from ._scheduler.request import Penalties, Sampling
+
+_CLIENT_ERROR = 400
+
+
+class Refusal(Exception):
+    """A request is answered with an error. ``body`` is the JSON answer to a call that does not stream."""
+
+    def __init__(self, message: str, *, status: int, body: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = body
+
+    @property
+    def chunk(self) -> dict[str, Any]:
+        """The error as the single chunk of a stream, whose HTTP status is 200."""
+        error = {"message": str(self), "type": "invalid_request_error", "code": self.status, "retryable": False}
+        return {"error": error}
+
+
+def invalid(message: str) -> Refusal:
+    """Return the error of a well-formed request that cannot be served: a bad value, too long, a rid that is active."""
+    return Refusal(message, status=_CLIENT_ERROR, body={"error": {"message": message}})
+
+
+def schema(message: str) -> Refusal:
+    """Return the error of JSON of the wrong form: an unknown sampling key, a wrong type."""
+    return Refusal(message, status=_CLIENT_ERROR, body={"error": message})
+
+
+def malformed(message: str) -> Refusal:
+    """Return the error of a body that is not JSON, or of a control call without the body that it needs."""
+    phrase = http.HTTPStatus.BAD_REQUEST.phrase
+    body = {"object": "error", "message": message, "type": phrase, "param": None, "code": _CLIENT_ERROR}
+    return Refusal(message, status=_CLIENT_ERROR, body=body)
+
+
+def unavailable(message: str, status: int) -> Refusal:
+    """Return the error of a request that the scheduler ended: its queue is full."""
+    body = {"object": "error", "message": message, "type": str(status), "param": None, "code": status}
+    return Refusal(message, status=status, body=body)
 
 
 class SamplingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -150,8 +190,8 @@ def checked(body: SamplingBody, *, vocab: int, eos_id: int | None, room: int) ->
             min_new_tokens=_or(body.min_new_tokens, 0),
             logit_bias={int(token): bias for token, bias in body.logit_bias.items()},
         ),
-        stop=tuple(one for one in _list(body.stop) if one),
-        stop_regex=tuple(_list(body.stop_regex)),
+        stop=tuple(one for one in as_list(body.stop) if one),
+        stop_regex=tuple(as_list(body.stop_regex)),
         stop_ids=frozenset() if body.ignore_eos else frozenset(stops),
         skip_special_tokens=body.skip_special_tokens is not False,
         no_stop_trim=bool(body.no_stop_trim),
@@ -159,7 +199,8 @@ def checked(body: SamplingBody, *, vocab: int, eos_id: int | None, room: int) ->
     )
 
 
-def _list(value: str | list[str] | None) -> list[str]:
+def as_list(value: str | list[str] | None) -> list[str]:
+    """Return the strings of a field that may be one string, many or none."""
     return [value] if isinstance(value, str) else value or []
 
 
@@ -179,7 +220,7 @@ def _complaints(body: SamplingBody, vocab: int) -> Iterator[str]:
     for token in body.logit_bias:
         if not token.isdigit() or int(token) >= vocab:
             yield f"logit_bias must has keys in [0, {vocab - 1}], got {token}."
-    for pattern in _list(body.stop_regex):
+    for pattern in as_list(body.stop_regex):
         try:
             re.compile(pattern)
         except re.error as error:

@@ -11,9 +11,8 @@ from typing import Any, final
 import attrs
 import numpy as np
 
-from ._body import GenerateBody, SamplingBody, checked, decode_ids
+from ._body import GenerateBody, SamplingBody, checked, decode_ids, invalid
 from ._model.tokenizer import TinyTokenizer
-from ._refusal import invalid
 from ._scheduler.request import Request, Sampling, Wanted
 from ._script import Script
 from ._settings import TinySettings
@@ -164,10 +163,7 @@ class Submission:
     def multiplied(self, call: Call) -> tuple[list[Item], list[Item]]:
         """For ``n`` > 1: return one item without tokens for each prompt, and ``n`` items of each, all with new rids."""
         once = SamplingBody(max_new_tokens=0)
-        warmups = [
-            attrs.evolve(item, rid=self.new_rid(), sampling=once, wanted=Wanted(), text=item.text)
-            for item in call.items
-        ]
+        warmups = [attrs.evolve(item, rid=self.new_rid(), sampling=once, wanted=Wanted()) for item in call.items]
         samples = [attrs.evolve(item, rid=self.new_rid()) for item in call.items for _ in range(call.samples)]
         return warmups, samples
 

@@ -1,5 +1,6 @@
 """``/generate``: calls, and their answers in SGLang's form, whole or streamed, of one request or many."""
 
+from functools import partial
 from typing import Any, final
 
 import attrs
@@ -8,12 +9,10 @@ import trio
 
 from .._http.server import Emit, ServerConnection
 from .._http.server_reader import Request as HttpRequest
-from ._body import decode_generate
+from ._body import GenerateBody, Refusal, decode_generate, unavailable
 from ._call import Call, unfold
-from ._frontend import Frontend
+from ._frontend import ActiveRequest, Frontend
 from ._model.tokenizer import TinyTokenizer
-from ._refusal import Refusal, unavailable
-from ._registry import ActiveRequest
 from ._scheduler.request import Ranked, Request, may_become_stop, trimmed
 from ._scheduler.scheduler import Scheduler
 
@@ -38,28 +37,31 @@ class Generate:
         """
         body = decode_generate(request.body)
         if body.stream:
+            await connection.events(partial(self._stream, body))
+        else:
+            await connection.reply_json(200, await self._whole(self._unfolded(body), connection.gone))
 
-            async def stream(emit: Emit) -> None:
-                try:
-                    await self._stream(unfold(body, self.frontend.submission.new_rid), emit)
-                except Refusal as refusal:
-                    await emit(msgspec.json.encode(refusal.chunk))
-                await emit(_DONE)
-
-            await connection.events(stream)
-            return
-        answer = await self._whole(unfold(body, self.frontend.submission.new_rid), connection.gone)
-        await connection.reply_json(200, answer)
+    def _unfolded(self, body: GenerateBody) -> Call:
+        return unfold(body, self.frontend.submission.new_rid)
 
     async def _whole(self, call: Call, gone: trio.Event) -> Any:
         async with self.frontend.admitted(call) as all_active:
             for active in all_active:
-                _raise_for(await self.frontend.finished(active, gone))
+                finish = (await self.frontend.finished(active, gone)).finish or {}
+                if finish.get("status_code"):
+                    raise unavailable(str(finish["message"]), int(finish["status_code"]))
             now = trio.current_time()
             answers = [self.answers.final(active, now) for active in all_active]
         return answers if call.many else answers[0]
 
-    async def _stream(self, call: Call, emit: Emit) -> None:
+    async def _stream(self, body: GenerateBody, emit: Emit) -> None:
+        try:
+            await self._chunks(self._unfolded(body), emit)
+        except Refusal as refusal:
+            await emit(msgspec.json.encode(refusal.chunk))
+        await emit(_DONE)
+
+    async def _chunks(self, call: Call, emit: Emit) -> None:
         incremental = self.frontend.settings.incremental
         async with self.frontend.admitted(call) as all_active:
             chunks = [Chunks(active, self.answers, incremental=incremental) for active in all_active]
@@ -69,13 +71,6 @@ class Generate:
                     chunk = one.next(trio.current_time())
                     if chunk is not None:
                         await emit(msgspec.json.encode(chunk | {"index": index} if call.many else chunk))
-
-
-def _raise_for(request: Request) -> None:
-    """Raise the HTTP error of a request that the scheduler ended with a status."""
-    finish = request.finish or {}
-    if finish.get("status_code"):
-        raise unavailable(str(finish["message"]), int(finish["status_code"]))
 
 
 @final
@@ -101,15 +96,12 @@ class Answers:
 
     def text(self, request: Request, *, final: bool) -> str:
         """Return the text so far without what a client should not see: special tokens, the stop, half a character."""
-        ids, sampling, finish = request.output_ids, request.sampling, request.finish
-        if finish is None or sampling.no_stop_trim:
-            return self._decoded(request, ids, final=final)
-        if isinstance(finish.get("matched"), int):
+        ids, sampling = request.output_ids, request.sampling
+        finish = None if sampling.no_stop_trim else request.finish
+        if finish is not None and isinstance(finish.get("matched"), int):
             ids = ids[:-1]
-        return trimmed(self._decoded(request, ids, final=final), finish)
-
-    def _decoded(self, request: Request, ids: list[int], *, final: bool) -> str:
-        return self.tokenizer.decode(ids, skip_special=request.sampling.skip_special_tokens, final=final)
+        text = self.tokenizer.decode(ids, skip_special=sampling.skip_special_tokens, final=final)
+        return text if finish is None else trimmed(text, finish)
 
     def _answer(self, active: ActiveRequest, request: Request, text: str, *, now: float | None) -> dict[str, Any]:
         answer: dict[str, Any] = {"text": text, "output_ids": list(request.output_ids)}
@@ -167,20 +159,16 @@ class Answers:
             meta["input_token_ids_logprobs"] = [self._named(request, one) for one in request.input_chosen]
             meta["output_token_ids_logprobs"] = [self._named(request, one) for one in request.chosen]
 
-    def _triples(
-        self, request: Request, scores: list[Any], ids: list[int]
-    ) -> list[tuple[float | None, int, str | None]]:
+    def _triples(self, request: Request, scores: list[Any], ids: list[int]) -> list[tuple[Any, int, str | None]]:
+        texts: list[str | None] = [None] * len(ids)
         if request.wanted.texts:
-            return [
-                (score, token, self.tokenizer.decode([token], skip_special=False))
-                for score, token in zip(scores, ids, strict=True)
-            ]
-        return [(score, token, None) for score, token in zip(scores, ids, strict=True)]
+            texts = [self.tokenizer.decode([token], skip_special=False) for token in ids]
+        return list(zip(scores, ids, texts, strict=True))
 
-    def _named(self, request: Request, ranked: Ranked) -> list[tuple[float, int, str | None]] | None:
-        if ranked is None or not request.wanted.texts:
-            return ranked  # type: ignore[return-value]  # None is a member of str | None
-        return [(score, token, self.tokenizer.decode([token], skip_special=False)) for score, token, _ in ranked]
+    def _named(self, request: Request, ranked: Ranked) -> list[tuple[Any, int, str | None]] | None:
+        if ranked is None:
+            return None
+        return self._triples(request, [score for score, _, _ in ranked], [token for _, token, _ in ranked])
 
 
 def _request(active: ActiveRequest) -> Request:

@@ -4,6 +4,7 @@ Owns: the child process. The child's stdin is a pipe from this process: if this 
 up, the pipe closes and the child exits.
 """
 
+import re
 import subprocess  # ruff: ignore[suspicious-subprocess-import]  only for its constant PIPE
 import sys
 from collections.abc import AsyncGenerator
@@ -54,27 +55,24 @@ class TinyProcess:
 
 def _arguments(settings: TinySettings) -> list[str]:
     """Return the command-line options of these settings; defaults are left out."""
-    default = TinySettings()
-    names = [field.name for field in attrs.fields(TinySettings) if field.name != "incremental"]
-    pairs = [
-        (f"--{name.replace('_', '-')}", str(getattr(settings, name)))
-        for name in names
-        if getattr(settings, name) != getattr(default, name)
-    ]
-    return [*(part for pair in pairs for part in pair), *(["--incremental"] if settings.incremental else [])]
+    found = ["--incremental"] if settings.incremental else []
+    for field in attrs.fields(TinySettings):
+        value = getattr(settings, field.name)
+        if field.name != "incremental" and value != getattr(TinySettings(), field.name):
+            found += [f"--{field.name.replace('_', '-')}", str(value)]
+    return found
 
 
 async def _url(lines: trio.abc.ReceiveStream) -> str:
     """Return the first line that is a URL."""
     text = b""
-    while b"\n" not in text or not text.rsplit(b"\n", 1)[0].rsplit(b"\n", 1)[-1].startswith(b"http"):
+    while not (found := re.search(rb"^(http.*)\n", text, re.MULTILINE)):
         data = await lines.receive_some(4096)
         if not data:
-            raise ServerLost(
-                f"the tiny server process ended before it answered; its output: {text.decode(errors='replace')!r}"
-            )
+            said = text.decode(errors="replace")
+            raise ServerLost(f"the tiny server process ended before it answered; its output: {said!r}")
         text += data
-    return text.rsplit(b"\n", 1)[0].rsplit(b"\n", 1)[-1].decode()
+    return found[1].decode()
 
 
 @asynccontextmanager

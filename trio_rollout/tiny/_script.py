@@ -9,6 +9,7 @@ import attrs
 import msgspec
 
 from ..errors import SettingsError
+from ._body import as_list
 
 _MESSAGE_START = "<|im_start|>"
 
@@ -40,10 +41,6 @@ class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=
 
 class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
     rules: list[Rule]
-
-
-def _list(value: str | list[str]) -> list[str]:
-    return [value] if isinstance(value, str) else value
 
 
 @final
@@ -84,9 +81,9 @@ class Script:
             found = re.search(rule.matches or "", prompt)
             if (
                 found
-                and all(part in prompt for part in _list(rule.contains))
-                and not any(part in prompt for part in _list(rule.lacks))
-                and all(part in last for part in _list(rule.last_contains))
+                and all(part in prompt for part in as_list(rule.contains))
+                and not any(part in prompt for part in as_list(rule.lacks))
+                and all(part in last for part in as_list(rule.last_contains))
                 and rule.turn in {None, written}
             ):
                 return _text(rule, found)
@@ -97,10 +94,5 @@ def _text(rule: Rule, found: re.Match[str]) -> str:
     text = rule.answer
     for place, group in enumerate(found.groups(), start=1):
         text = text.replace(f"{{{place}}}", group or "")
-    calls = [
-        "<tool_call>\n"
-        + msgspec.json.encode({"name": call.name, "arguments": call.arguments}).decode()
-        + "\n</tool_call>"
-        for call in rule.calls
-    ]
+    calls = [f"<tool_call>\n{msgspec.json.encode(call).decode()}\n</tool_call>" for call in rule.calls]
     return "\n".join([*([text] if text else []), *calls])

@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -21,10 +22,8 @@ from .._util.service import open_service
 from ..errors import ServerLost, SettingsError
 from ._app import App
 from ._call import Submission
-from ._control import Control
 from ._frontend import Frontend
 from ._generate import Answers, Generate
-from ._identity import Identity
 from ._model.model import TinyModel, write_config
 from ._model.tokenizer import DATA, TinyTokenizer
 from ._scheduler.prefix_cache import PrefixCache
@@ -148,11 +147,6 @@ def _model(settings: TinySettings, vocab: int) -> TinyModel:
     )
 
 
-def _eos(settings: TinySettings, model: TinyModel, end_id: int) -> int | None:
-    eos = end_id if settings.eos_id is None else settings.eos_id
-    return eos if 0 <= eos < model.vocab else None
-
-
 def _build(
     settings: TinySettings,
     model: TinyModel | None,
@@ -163,7 +157,8 @@ def _build(
 ) -> TinyServer:
     tokenizer = TinyTokenizer.load()
     model = model or _model(settings, tokenizer.vocab)
-    eos_id = _eos(settings, model, tokenizer.end_id)
+    wanted_eos = tokenizer.end_id if settings.eos_id is None else settings.eos_id
+    eos_id = wanted_eos if 0 <= wanted_eos < model.vocab else None
     scheduler = Scheduler(
         model=model,
         piece=tokenizer.piece,
@@ -177,20 +172,10 @@ def _build(
     folder = DATA
     if model.vocab != tokenizer.vocab:
         folder = Path(paths.enter_context(tempfile.TemporaryDirectory(prefix="trio-rollout-tiny-")))
-        write_config(
-            folder,
-            {"vocab_size": model.vocab, "eos_token_id": eos_id, "max_position_embeddings": settings.context_length},
-        )
-    identity = Identity(
-        model_path=str(folder),
-        served_model_name=str(folder),
-        tokenizer_path=str(DATA),
-        reasoning_parser=settings.reasoning_parser,
-    )
-    control = Control(frontend=frontend, identity=identity)
-    answers = Answers(scheduler=scheduler, tokenizer=tokenizer)
-    generate = Generate(frontend=frontend, answers=answers)
-    app = App(generate=generate, control=control, identity=identity)
+        longest = settings.context_length
+        write_config(folder, vocab_size=model.vocab, eos_token_id=eos_id, max_position_embeddings=longest)
+    generate = Generate(frontend=frontend, answers=Answers(scheduler=scheduler, tokenizer=tokenizer))
+    app = App(generate=generate, frontend=frontend, model_path=str(folder))
     return TinyServer(app=app, frontend=frontend, nursery=nursery, scope=scope)
 
 
@@ -279,8 +264,4 @@ def run_tiny(
       OSError: the port is taken.
 
     """
-
-    async def main() -> None:
-        await _serve(settings, host, port, announce, until_stdin_closes=until_stdin_closes)
-
-    trio.run(main)
+    trio.run(partial(_serve, until_stdin_closes=until_stdin_closes), settings, host, port, announce)

@@ -15,7 +15,6 @@ Tokens: TypeAlias = npt.NDArray[np.int64]
 @attrs.define(eq=False, repr=False)
 class _Node:
     run: Tokens
-    parent: "_Node | None"
     used: int
     children: dict[int, "_Node"] = attrs.field(factory=dict)
 
@@ -36,10 +35,7 @@ class PrefixCache:
     tokens: int = attrs.field(default=0, init=False)
     """The number of tokens in the cache."""
     _clock: int = attrs.field(default=0, init=False)
-    _root: _Node = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._root = _Node(np.empty(0, np.int64), None, 0)
+    _root: _Node = attrs.field(factory=lambda: _Node(np.empty(0, np.int64), 0), init=False)
 
     def __repr__(self) -> str:
         return f"<PrefixCache {self.tokens} of {self.capacity} tokens>"
@@ -58,7 +54,7 @@ class PrefixCache:
         node, known = self._walk(tokens)
         if known < tokens.size:
             rest = tokens[known:].copy()
-            node.children[int(rest[0])] = _Node(rest, node, self._clock)
+            node.children[int(rest[0])] = _Node(rest, self._clock)
             self.tokens += rest.size
             self._evict()
 
@@ -74,27 +70,25 @@ class PrefixCache:
             child.used = self._clock
             place += same
             if same < child.run.size:
-                return self._split(child, same), place
+                return self._split(node, child, same), place
             node = child
         return node, place
 
-    def _split(self, child: _Node, size: int) -> _Node:
-        parent = child.parent
-        if parent is None:
-            raise AssertionError("the root has no run to split")
-        upper = _Node(child.run[:size], parent, child.used)
+    def _split(self, parent: _Node, child: _Node, size: int) -> _Node:
+        upper = _Node(child.run[:size], child.used)
         parent.children[int(upper.run[0])] = upper
-        child.run, child.parent = child.run[size:], upper
+        child.run = child.run[size:]
         upper.children[int(child.run[0])] = child
         return upper
 
-    def _leaves(self) -> list[_Node]:
-        found, stack = [], [self._root]
+    def _leaves(self) -> list[tuple[_Node, _Node]]:
+        """Return each leaf behind its parent."""
+        found: list[tuple[_Node, _Node]] = []
+        stack = [self._root]
         while stack:
             node = stack.pop()
-            stack.extend(node.children.values())
-            if not node.children and node.parent is not None:
-                found.append(node)
+            stack.extend(child for child in node.children.values() if child.children)
+            found.extend((node, child) for child in node.children.values() if not child.children)
         return found
 
     def _evict(self) -> None:
@@ -102,10 +96,8 @@ class PrefixCache:
         if self.tokens <= self.capacity:
             return
         while self.tokens > self.capacity * 9 // 10:
-            for leaf in sorted(self._leaves(), key=lambda node: node.used):
-                if leaf.parent is None:
-                    raise AssertionError("a leaf has a parent")
-                del leaf.parent.children[int(leaf.run[0])]
+            for parent, leaf in sorted(self._leaves(), key=lambda pair: pair[1].used):
+                del parent.children[int(leaf.run[0])]
                 self.tokens -= leaf.run.size
                 if self.tokens <= self.capacity * 9 // 10:
                     return

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from .._model.sampler import Limits
+from .._model.model import Limits
 
 FinishReason: TypeAlias = dict[str, Any]
 """``finish_reason`` as it goes over the wire."""
@@ -105,9 +105,9 @@ class Request:
         state = "aborting" if self.aborting else "live" if self.finish is None else self.finish["type"]
         return f"<Request {self.rid} {self.prompt.size}+{len(self.output_ids)} tokens, {state}>"
 
-    def end(self, finish: FinishReason, version: str) -> None:
-        """End the request."""
-        self.finish, self.last_version = finish, version
+    def end(self, finish: FinishReason, version: str, *, in_queue: bool = False) -> None:
+        """End the request; ``version`` is the server's."""
+        self.finish, self.last_version, self.in_queue = finish, version, in_queue
 
     def spans(self, current: str) -> list[dict[str, Any]]:
         """Return the weight version of each run of output tokens; one empty span if there are none."""

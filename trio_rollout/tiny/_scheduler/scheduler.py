@@ -20,8 +20,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from .._model.model import Floats, Ints, TinyModel, log_softmax
-from .._model.sampler import Draw, Limits, draw, uniforms
+from .._model.model import Draw, Floats, Ints, Limits, TinyModel, draw, log_softmax, uniforms
 from .prefix_cache import PrefixCache
 from .request import ABORTED, ABORTED_IN_QUEUE, QUEUE_FULL, Ranked, Request, stop_reason
 
@@ -54,9 +53,6 @@ def score_prompt(model: TinyModel, request: Request) -> None:
         request.input_top = [None, *(ranked(log_softmax(model.table[[row]])[0], wanted.top) for row in rows)]
     if wanted.token_ids:
         request.input_chosen = [None, *(picked(log_softmax(model.table[[row]])[0], wanted.token_ids) for row in rows)]
-
-
-_TINY_SHARE = np.float32(-np.inf)
 
 
 @final
@@ -134,7 +130,7 @@ def _adjust(logits: Floats, request: Request) -> None:
         repeated, factor = logits[seen], np.float32(penalties.repetition)
         logits[seen] = np.where(repeated > 0, repeated / factor, repeated * factor)
     if len(request.output_ids) < penalties.min_new_tokens:
-        logits[[token for token in request.sampling.stop_ids if token < logits.size]] = _TINY_SHARE
+        logits[[token for token in request.sampling.stop_ids if token < logits.size]] = -np.inf
 
 
 class OutOfVocabulary(Exception):
@@ -207,8 +203,7 @@ class Scheduler:
     def add(self, request: Request) -> bool:
         """Queue a request. Return False if the queue is full: the request has ended then."""
         if self.max_queued is not None and len(self.waiting) >= self.max_queued:
-            request.in_queue = True
-            request.end(QUEUE_FULL, self.version)
+            request.end(QUEUE_FULL, self.version, in_queue=True)
             return False
         self.waiting.append(request)
         return True
@@ -217,8 +212,7 @@ class Scheduler:
         """Abort the requests whose rid begins with ``prefix`` (None: all). Return those of the queue, which have ended now."""
         queued = tuple(request for request in self.waiting if prefix is None or request.rid.startswith(prefix))
         for request in queued:
-            request.in_queue = True
-            request.end(ABORTED_IN_QUEUE, self.version)
+            request.end(ABORTED_IN_QUEUE, self.version, in_queue=True)
         if queued:
             self.waiting = deque(request for request in self.waiting if request.finish is None)
         for request in self.running:

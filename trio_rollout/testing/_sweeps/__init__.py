@@ -1,1 +1,0 @@
-"""Faults at every point: cancel everywhere, throw everywhere."""
