@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trio_rollout.tiny import TinyModel
-from trio_rollout.tiny._model.sampler import Limits, draw
+from trio_rollout.tiny._model.model import Limits, draw
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_rollout.tiny._model.model import log_softmax, mixed
-from trio_rollout.tiny._model.sampler import EVERY_TOKEN, Limits, draw, uniforms
+from trio_rollout.tiny._model.model import EVERY_TOKEN, Limits, draw, log_softmax, mixed, uniforms
 
 
 def seeds(count: int) -> np.ndarray:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trio_rollout.tiny import TinyModel
-from trio_rollout.tiny._model.sampler import Limits
+from trio_rollout.tiny._model.model import Limits
 from trio_rollout.tiny._scheduler.prefix_cache import PrefixCache
 from trio_rollout.tiny._scheduler.request import Penalties, Request, Sampling, Wanted
 from trio_rollout.tiny._scheduler.scheduler import Load, OutOfVocabulary, Scheduler

@@ -24,7 +24,7 @@ arrives during ``send``, there is nothing to read on: the server has at most a p
 import errno
 from collections import deque
 from collections.abc import Callable
-from typing import Final, final
+from typing import Final, Self, final
 
 import trio
 
@@ -72,7 +72,7 @@ class Exchange:
         self._touched = False
         self._closed = False
 
-    def __enter__(self) -> "Exchange":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -81,7 +81,9 @@ class Sweep:
 
     def __str__(self) -> str:
         head = f"{len(self.failures)} of {self.points} points failed (seed {self.seed!r}, {self.seconds:.1f} s)"
-        shown = [f"  {failure.point}\n    {_first_line(failure.error)}" for failure in self.failures[:_MOST_SHOWN]]
+        shown = [
+            f"  {failure.point}\n    {failure.error.splitlines()[0][:200]}" for failure in self.failures[:_MOST_SHOWN]
+        ]
         more = [f"  ... and {len(self.failures) - _MOST_SHOWN} more"] if len(self.failures) > _MOST_SHOWN else []
         return "\n".join([head, *shown, *more])
 
@@ -102,7 +104,3 @@ class Sweep:
         if unseen:
             raise AssertionError(f"never in an interesting state: {unseen}; seen were {dict(self.sometimes)}")
         return self
-
-
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0][:200]

@@ -25,9 +25,8 @@ from ..._http.server import ServerConnection
 from ..._http.server_reader import Request as HttpRequest
 from ..._util.condition import Condition
 from ..._util.service import open_service
-from .damage import reset, send_answer
+from .answers import EventStream, Running, reset, send_answer
 from .plan import Action, Fault, Plan, Reply, Run, Seen, action_of
-from .running import EventStream, Running
 
 _DEFAULT_TOKENS = 128
 
@@ -121,7 +120,7 @@ class FakeSGLang:
     def resume(self) -> None:
         """Continue after a pause."""
         self.mode = None
-        self._notify()
+        self._changed.notify()
         for running in self._running.values():
             if running.abort_later:
                 running.scope.cancel()
@@ -129,9 +128,6 @@ class FakeSGLang:
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until the condition holds; it is evaluated whenever something happens on this server."""
         await self._changed.wait_until(condition)
-
-    def _notify(self) -> None:
-        self._changed.notify()
 
     def kill(self) -> None:
         """Reset every connection and forget every request, as when the process dies; a new one may answer at once."""
@@ -144,13 +140,13 @@ class FakeSGLang:
         self.accepted += 1
         number = self.accepted
         scope = self._scopes[number] = trio.CancelScope()
-        self._notify()
+        self._changed.notify()
         try:
             with scope:
                 await ServerConnection(stream).serve(partial(self._respond, number))
         finally:
             del self._scopes[number]
-            self._notify()
+            self._changed.notify()
             if scope.cancelled_caught:
                 await reset(stream)  # noqa: ASYNC102  closes without waiting for anybody
             await trio.aclose_forcefully(stream)  # noqa: ASYNC102  made for this place
@@ -175,7 +171,7 @@ class FakeSGLang:
             await connection.gone.wait()
         else:
             reply = Reply() if action is Fault.IGNORE else control(self, seen.path, seen.body)
-            self._notify()
+            self._changed.notify()
             await self._send(connection, reply, action if isinstance(action, Fault) else None)
 
     def _note(self, number: int, request: HttpRequest, body: object) -> Seen:
@@ -192,7 +188,7 @@ class FakeSGLang:
         )
         self._counts[path] += 1
         self.seen.append(seen)
-        self._notify()
+        self._changed.notify()
         return seen
 
     async def _send(self, connection: ServerConnection, reply: Reply, fault: Fault | None = None) -> None:
@@ -205,15 +201,15 @@ class FakeSGLang:
             await self._send(connection, running)
             return
         fault = action.fault if isinstance(action, Run) else action if isinstance(action, Fault) else None
-        events = EventStream(connection, running, incremental=self.incremental, fault=fault)
+        events = EventStream(connection, running, self.incremental, fault)
         streamed = events if seen.body.get("stream") is True else None
         self._running[running.rid] = running
-        self._notify()
+        self._changed.notify()
         try:
             left = await self._run_until_disconnect(connection, running, fault, streamed)
         finally:
             del self._running[running.rid]
-            self._notify()
+            self._changed.notify()
         if left:
             connection.keep_open = False
         elif streamed is not None:
@@ -323,8 +319,7 @@ def _info(fake: FakeSGLang, path: str) -> Reply:
         case "/health" | "/health_generate":
             return Reply(status=503 if fake.paused else 200)
         case "/model_info" | "/get_model_info":
-            info = {"model_path": "fake", "is_generation": True, "weight_version": fake.version}
-            return Reply(body=info)
+            return Reply(body={"model_path": "fake", "is_generation": True, "weight_version": fake.version})
         case "/server_info" | "/get_server_info":
             return Reply(body={"version": "fake", "incremental_streaming_output": fake.incremental})
         case "/v1/loads":

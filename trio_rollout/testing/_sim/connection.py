@@ -93,6 +93,7 @@ class Pipe:
         self._left = _News()  # for the writer: the reader has closed
         self._reset_reader = _News()
         self._reset_writer = _News()
+        self._news = (self._end, self._left, self._reset_reader, self._reset_writer)
 
     def put(self, data: bytes | bytearray | memoryview) -> int:
         """Take as many bytes as there is room for, sometimes fewer, and return their number; 0 if there is no room."""
@@ -169,7 +170,7 @@ class Pipe:
         now = trio.current_time()
         self._cut = True
         self._flying = deque((at if at <= now else NEVER, piece) for at, piece in self._flying)
-        for news in (self._end, self._left, self._reset_reader, self._reset_writer):
+        for news in self._news:
             news.cut()
         self._changed.notify()
 
@@ -177,7 +178,7 @@ class Pipe:
         """Let things arrive again, those held up included."""
         self._cut = False
         self._flying = deque((self._arrival() if at == NEVER else at, piece) for at, piece in self._flying)
-        for news in (self._end, self._left, self._reset_reader, self._reset_writer):
+        for news in self._news:
             news.mend(self._arrival())
         self._changed.notify()
 
@@ -228,7 +229,12 @@ class Wire:
     """Both directions of one connection, and the faults that hit both."""
 
     def __init__(
-        self, link: Link, rng: random.Random, events: Counter[str], fault: PlannedFault, gone: Callable[["Wire"], None]
+        self,
+        link: Link,
+        rng: random.Random,
+        events: Counter[str],
+        fault: PlannedFault,
+        gone: Callable[["Wire"], object],
     ) -> None:
         self.up: Pipe = Pipe(link, rng, events)
         self.down: Pipe = Pipe(link, rng, events)
@@ -253,8 +259,7 @@ class Wire:
         if before < self._fault.after <= self._bytes and self._fault.kind:
             self._events[self._fault.kind] += 1
             if self._fault.kind == "reset":
-                self.reset(self.up)
-                self.reset(self.down)
+                self.reset_both()
             else:
                 self.cut()
         if self.server_lost:
@@ -265,6 +270,11 @@ class Wire:
         """Reset the connection from the side that writes to ``outgoing``."""
         for pipe in (self.up, self.down):
             pipe.reset(by_writer=pipe is outgoing)
+
+    def reset_both(self) -> None:
+        """Reset the connection from both sides."""
+        self.reset(self.up)
+        self.reset(self.down)
 
     def cut(self) -> None:
         """Let nothing arrive any more, on either side."""

@@ -20,7 +20,7 @@ the connection (``locking_mode = EXCLUSIVE``), and no second connection can open
 
 import errno
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import apsw
 import attrs
@@ -86,8 +86,16 @@ class SimDisk:
 
     def connect(self) -> apsw.Connection:
         """Open a connection to the database on this disk."""
-        db, close = connect(self, page_size=self.page_size)
-        self._closers.append(close)
+        vfs = _Vfs(self)
+        try:
+            db = apsw.Connection("ledger.db", vfs=vfs.name)
+        except BaseException:
+            vfs.unregister()
+            raise
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        db.execute("PRAGMA wal_autocheckpoint = 40")  # soon enough for short scenarios to see it
+        db.execute(f"PRAGMA page_size = {self.page_size}")
+        self._closers.append(vfs.unregister)
         return db
 
     def lock(self) -> None:
@@ -139,20 +147,7 @@ class SimDisk:
         self.do(SyncNames())
 
 
-DATABASE = "ledger.db"
-
-
-class Target(Protocol):
-    """The part of a disk that the VFS uses."""
-
-    files: SimFiles
-
-    def do(self, op: Op) -> None:
-        """Perform an operation, or raise OSError."""
-        ...
-
-
-def _do(disk: Target, op: Op) -> None:
+def _do(disk: SimDisk, op: Op) -> None:
     try:
         disk.do(op)
     except OSError as error:
@@ -170,7 +165,7 @@ def _excepthook(_self: object, _etype: object, _evalue: object, _traceback: obje
 class _File:
     """An open database or log. ``fresh``: its name is not durable yet; SQLite's VFS syncs the directory then."""
 
-    disk: Target
+    disk: SimDisk
     name: str
     fresh: bool
 
@@ -220,7 +215,7 @@ class _File:
 
 @final
 class _Vfs(apsw.VFS):
-    def __init__(self, disk: Target) -> None:
+    def __init__(self, disk: SimDisk) -> None:
         self.disk = disk
         self.name = f"simdisk-{id(disk)}"  # names are global to the process
         super().__init__(self.name, base="")
@@ -250,17 +245,3 @@ class _Vfs(apsw.VFS):
         return name
 
     excepthook = _excepthook  # type: ignore[assignment]
-
-
-def connect(disk: Target, *, page_size: int) -> tuple[apsw.Connection, Callable[[], None]]:
-    """Open a connection to the disk's database; return it with the function to call when it is closed."""
-    vfs = _Vfs(disk)
-    try:
-        db = apsw.Connection(DATABASE, vfs=vfs.name)
-    except BaseException:
-        vfs.unregister()
-        raise
-    db.execute("PRAGMA locking_mode = EXCLUSIVE")
-    db.execute("PRAGMA wal_autocheckpoint = 40")  # soon enough for short scenarios to see it
-    db.execute(f"PRAGMA page_size = {page_size}")
-    return db, vfs.unregister

@@ -97,12 +97,7 @@ class SimHost:
         """Reset every connection, as a restarting load balancer does; the server runs on."""
         self._events["reset"] += len(self.wires)
         for wire in self.wires:
-            wire.reset(wire.up)
-            wire.reset(wire.down)
-
-    def forget(self, wire: Wire) -> None:
-        """Forget a connection whose ends are both closed."""
-        del self.wires[wire]
+            wire.reset_both()
 
     async def reachable(self) -> None:
         """Wait while the host is cut off."""
@@ -169,7 +164,7 @@ class SimNet:
             self.events["refused"] += 1
             raise ConnectionRefusedError(errno.ECONNREFUSED, "no server listens there")
         after = self._rng.randint(1, self.faults.within)
-        wire = Wire(self.link, self._rng, self.events, PlannedFault(fault, after), host.forget)
+        wire = Wire(self.link, self._rng, self.events, PlannedFault(fault, after), host.wires.pop)
         scope = trio.CancelScope()
         host.wires[wire] = scope
         ours, theirs = wire.ends()
@@ -248,15 +243,13 @@ async def disturb(
 
 
 async def _one(host: SimHost, kind: Trouble, seconds: float) -> None:
-    match kind:
-        case Trouble.KILL:
-            host.kill()
-        case Trouble.POWER_OFF:
-            host.power_off()
-        case Trouble.PARTITION:
-            host.partition()
-        case Trouble.RESET:
-            host.reset_connections()
+    begin = {
+        Trouble.KILL: host.kill,
+        Trouble.POWER_OFF: host.power_off,
+        Trouble.PARTITION: host.partition,
+        Trouble.RESET: host.reset_connections,
+    }
+    begin[kind]()
     await trio.sleep(seconds)
     if kind is Trouble.PARTITION:
         host.mend()

@@ -9,7 +9,7 @@ either; these are the places where the simulation reaches in:
 - *What can still happen.* Virtual time jumps when no task can run. ``is_idle`` and ``next_deadline`` tell a pause until the
   next deadline from a deadlock, in which there is none.
 - *Force.* A stopped run is cancelled; a shield, a wait that refuses to be cancelled, or a loop that swallows Cancelled can keep
-  it alive. ``unshield``, ``throw_into_parked``, ``throw_on_next_step`` and ``abandon`` take these from it, in this order (``guard``).
+  it alive. ``unshield``, ``throw_into_parked``, ``throw_on_next_step`` and ``abandon`` take these from it, in this order (``run``).
 - *Ctrl-C.* ``interrupt`` does what Trio's signal handler does, at a chosen step.
 
 The package pins Trio's minor version because of this file. tests/testing/test_canary.py fails if a name still exists and no
