@@ -11,8 +11,8 @@ import trio
 from trio_rollout import Deadlines, EngineSettings, Prompt, Retry, SamplingParams, Stop
 from trio_rollout.errors import GenerateError, RolloutError, ServerError, SessionClosed
 from trio_rollout.gateway._conversation import Conversation
-from trio_rollout.gateway._directory import Tombstones
 from trio_rollout.gateway._protocol import Refusal
+from trio_rollout.gateway._session import Tombstones
 from trio_rollout.gateway._values import ContextLimits, Finish
 from trio_rollout.testing import HANG, Fail, FakeServers, Say, cancel_everywhere, run_inline
 from trio_rollout.tiny import DATA

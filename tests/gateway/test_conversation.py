@@ -8,7 +8,7 @@ from trio_rollout import Stop, Turn, VersionSpan
 from trio_rollout._core.token_tree import Drift
 from trio_rollout.errors import RequestRejected
 from trio_rollout.gateway._conversation import Conversation
-from trio_rollout.gateway._streaming_text import StreamingText
+from trio_rollout.gateway._turn import StreamingText
 from trio_rollout.tiny import DATA
 from trio_rollout.tiny._app import separate_reasoning
 from trio_rollout.tokenizer import load_tokenizer

@@ -6,8 +6,7 @@ inference servers sampled it. Needs the extra ``gateway``.
 """
 
 from .._core.token_tree import Drift
-from ._agent import AgentSandbox, agent_environment, run_agent
-from ._gateway import AgentGateway, GatewayStatistics, open_gateway
+from ._gateway import AgentGateway, AgentSandbox, GatewayStatistics, agent_environment, open_gateway, run_agent
 from ._parsers import Call, Parsed, Parser
 from ._session import GatewaySession, SessionStatistics
 from ._settings import GatewaySettings

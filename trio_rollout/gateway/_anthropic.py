@@ -7,7 +7,6 @@ import attrs
 import msgspec
 
 from ._conversation import arguments_of
-from ._openai_chat import limit_of
 from ._protocol import (
     Refusal,
     at_least_one_message,
@@ -17,10 +16,11 @@ from ._protocol import (
     function_tool,
     join_text,
     json_schema_of,
+    limit_of,
     refuse_unless_text,
     stops_of,
 )
-from ._values import Answer, ChatRequest, Finish, Message, ToolUse
+from ._values import Answer, ChatRequest, Finish, Message, tool_call
 
 _BLOCKS: Final = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
 _STOP: Final = {Finish.STOP: "end_turn", Finish.LENGTH: "max_tokens", Finish.TOOL_CALLS: "tool_use"}
@@ -84,7 +84,6 @@ class Messages:
     """The Messages API as an ``AgentProtocol``."""
 
     def request(self, body: bytes) -> ChatRequest:
-        """See ``AgentProtocol.request``."""
         asked: _Body = decode_body(body, _Body)
         at_least_one_message(asked.messages)
         messages: list[Message] = []
@@ -97,7 +96,7 @@ class Messages:
             messages=tuple(messages),
             # Tools without a schema are run by Anthropic itself (web search, …), so they are left out.
             tools=tuple(
-                function_tool(tool.name, tool.description or "", tool.input_schema)
+                function_tool(tool.name, tool.description, tool.input_schema)
                 for tool in tools
                 if tool.input_schema is not None
             ),
@@ -112,7 +111,6 @@ class Messages:
         )
 
     def answer(self, answer: Answer, request: ChatRequest) -> dict[str, Any]:
-        """See ``AgentProtocol.answer``."""
         blocks: list[dict[str, Any]] = []
         if answer.reasoning:
             blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
@@ -125,11 +123,9 @@ class Messages:
         return {**_head(answer.id, request), "content": blocks, **_end(answer), "usage": _usage(answer)}
 
     def stream(self, turn: str, request: ChatRequest) -> "_Stream":
-        """See ``AgentProtocol.stream``."""
         return _Stream(turn, request)
 
     def error(self, refusal: Refusal) -> dict[str, Any]:
-        """See ``AgentProtocol.error``."""
         kind = _ERROR_TYPES.get(refusal.status, "api_error")
         return {"type": "error", "error": {"type": kind, "message": refusal.message}}
 
@@ -163,15 +159,13 @@ class _Stream:
         parts = [self.thoughts(thoughts)] if thoughts else []
         if rest or not (self._spoke or answer.calls):
             parts.append(self.text(rest))
-        parts.append(self._closed())
+        parts.append(self._stop())
         for call in answer.calls:
-            parts += self._call(call)
+            self._open = "tool_use"
+            parts.append(self._start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}}))
+            parts += [self._delta({"type": "input_json_delta", "partial_json": call.arguments}), self._stop()]
         end = _named({"type": "message_delta", "delta": _end(answer), "usage": _usage(answer)})
         return b"".join([*parts, end, _named({"type": "message_stop"})])
-
-    def _call(self, call: ToolUse) -> list[bytes]:
-        start = self._start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
-        return [start, self._delta({"type": "input_json_delta", "partial_json": call.arguments}), self._stop()]
 
     def fail(self, refusal: Refusal) -> bytes:
         return _named(Messages().error(refusal))
@@ -180,12 +174,9 @@ class _Stream:
         """Return the events that open this block, unless it is open, and close the block before it."""
         if self._open == block["type"]:
             return b""
-        closed = self._closed()
+        closed = self._stop()
         self._open = block["type"]
         return closed + self._start(block)
-
-    def _closed(self) -> bytes:
-        return self._stop() if self._open else b""
 
     def _start(self, block: dict[str, Any]) -> bytes:
         return _named({"type": "content_block_start", "index": self._index, "content_block": block})
@@ -194,6 +185,9 @@ class _Stream:
         return _named({"type": "content_block_delta", "index": self._index, "delta": delta})
 
     def _stop(self) -> bytes:
+        """Return the event that closes the open block, if there is one."""
+        if not self._open:
+            return b""
         self._open = ""
         self._index += 1
         return _named({"type": "content_block_stop", "index": self._index - 1})
@@ -242,9 +236,6 @@ def _messages(message: _Message, where: str) -> Iterator[Message]:
     if thoughts := join_text(block.thinking for block in message.content):
         rest["reasoning_content"] = thoughts
     if calls := [block for block in message.content if block.type == "tool_use"]:
-        rest["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.input or {}}}
-            for call in calls
-        ]
+        rest["tool_calls"] = [tool_call(call.id, call.name, call.input or {}) for call in calls]
     if rest["content"] or calls or message.role == "assistant":
         yield rest

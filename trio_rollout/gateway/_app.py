@@ -24,11 +24,10 @@ from starlette.routing import Route, Router
 from .._util.user_code import ends_the_process
 from ..errors import SessionClosed
 from ._anthropic import Messages
-from ._directory import SessionDirectory
 from ._openai_chat import ChatCompletions
 from ._openai_responses import Responses
 from ._protocol import NO_RETRY, RETRY, AgentProtocol, Refusal, refusal_of
-from ._session import GatewaySession
+from ._session import GatewaySession, SessionDirectory
 from ._settings import GatewaySettings
 from ._turn import AgentTurn
 from ._values import ChatRequest

@@ -100,14 +100,12 @@ class Conversation:
 
 def _chain(messages: Sequence[Message], tools: Sequence[Tool]) -> list[bytes]:
     """Return a digest for every beginning of the conversation. The tools count, because they are part of the prompt."""
-    digest = hashlib.blake2b(msgspec.json.encode(list(tools), order="sorted"), digest_size=16).digest()
-    chain: list[bytes] = []
-    for message in messages:
-        digest = hashlib.blake2b(
-            digest + msgspec.json.encode(_content_of(message), order="sorted"), digest_size=16
-        ).digest()
+    digest, chain = b"", list[bytes]()
+    for part in (list(tools), *map(_content_of, messages)):
+        encoded = msgspec.json.encode(part, order="sorted")
+        digest = hashlib.blake2b(digest + encoded, digest_size=16).digest()
         chain.append(digest)
-    return chain
+    return chain[1:]
 
 
 def _content_of(message: Message) -> list[Any]:

@@ -1,11 +1,14 @@
-"""The gateway: one HTTP server for the sessions of all rollouts, in a scope around the engine's."""
+"""The gateway: one HTTP server for the sessions of all rollouts, in a scope around the engine's.
+
+``run_agent`` runs a command-line agent against its session, in any sandbox.
+"""
 
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import final
+from typing import Protocol, TypeVar, final
 
 import attrs
 import httpx  # noqa: ASYNC127  the client users have
@@ -15,17 +18,18 @@ from .._core.sampling import SamplingParams
 from .._core.values import Prompt
 from .._util.service import open_service
 from .._util.threads import RunSync, run_in_thread
-from ..abc import InferenceServers, Rollout
+from ..abc import InferenceServers, Rollout, Session
 from ..tokenizer import Tokenizer, load_tokenizer
 from ._app import App
 from ._conversation import Conversation
-from ._directory import SessionDirectory, Tombstones
 from ._http_server import bind, serve_app, url_of
-from ._parsers import Parser, ServerParser, context_limits_of, parser_names_of
+from ._parsers import Parser, parser_of
 from ._sampling import Sampler
-from ._session import GatewaySession
+from ._session import GatewaySession, SessionDirectory, Tombstones
 from ._settings import GatewaySettings
 from ._values import ContextLimits
+
+R_co = TypeVar("R_co", covariant=True)
 
 
 def _new_secret() -> str:
@@ -57,31 +61,13 @@ async def open_gateway(
     async with httpx.AsyncClient(timeout=30.0) as client:
         limits = ContextLimits(length=settings.context_length)
         if parser is None:
-            parser, limits = await _ask_servers(servers, client, settings)
+            parser, limits = await parser_of(servers, client, settings)
         with bind(settings) as bound:
             gateway = AgentGateway(
-                url=url_of(settings, bound),
-                tokenizer=loaded,
-                parser=parser,
-                settings=settings,
-                limits=limits,
+                url=url_of(settings, bound), tokenizer=loaded, parser=parser, settings=settings, limits=limits
             )
-
             async with open_service(partial(serve_app, gateway.app, settings, bound)):
                 yield gateway
-
-
-async def _ask_servers(
-    servers: InferenceServers, client: httpx.AsyncClient, settings: GatewaySettings
-) -> tuple[ServerParser, ContextLimits]:
-    """Return the servers' parser and context limits; the settings take precedence where they name them."""
-    url = next(server.url for server in servers.statistics().servers)
-    calls, reasoning = await parser_names_of(client, url)
-    limits = await context_limits_of(client, url)
-    if settings.context_length is not None:
-        limits = attrs.evolve(limits, length=settings.context_length)
-    parser = ServerParser(servers, client, settings.tool_parser or calls, settings.reasoning_parser or reasoning)
-    return parser, limits
 
 
 @attrs.frozen(kw_only=True)
@@ -176,3 +162,52 @@ class AgentGateway:
             nursery=nursery,
             new_id=self._new_secret,
         )
+
+
+class AgentSandbox(Protocol[R_co]):
+    """The part of a sandbox that ``run_agent`` uses; ``trio_rollout.tools.Sandbox`` has it."""
+
+    async def exec(
+        self,
+        argv: list[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  expiry is a result here, unlike a cancelled scope
+    ) -> R_co:
+        """Run a command until it exits. After ``timeout`` seconds it is killed with all it started; that is a result."""
+        ...
+
+
+def agent_environment(session: Session) -> dict[str, str]:
+    """Return the environment in which OpenAI's and Anthropic's clients, and agents built on them, find this session."""
+    return {
+        "OPENAI_BASE_URL": session.base_url,
+        "OPENAI_API_BASE": session.base_url,
+        "OPENAI_API_KEY": session.api_key,
+        "ANTHROPIC_BASE_URL": session.base_url,
+        "ANTHROPIC_API_KEY": session.api_key,
+        "NO_PROXY": "*",
+    }
+
+
+async def run_agent(
+    command: list[str],
+    session: Session,
+    sandbox: AgentSandbox[R_co],
+    *,
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+    seconds: float | None = None,
+) -> R_co:
+    """Run a command-line agent in the sandbox, in the environment ``agent_environment(session)``, then ``env``.
+
+    Blocks until the agent has exited, or for ``seconds``, and never longer than the rollout has left. The agent's process
+    tree is dead when this returns; cancelled, it is killed first. Call this inside the session's block, so that the agent
+    is gone before its session closes. The result says how the agent exited; the reward may judge it.
+
+    Raises:
+      ToolError: the sandbox failed.
+
+    """
+    return await sandbox.exec(command, cwd=cwd, env={**agent_environment(session), **(env or {})}, timeout=seconds)

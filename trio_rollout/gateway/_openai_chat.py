@@ -1,5 +1,6 @@
 """OpenAI's Chat Completions API: ``POST /v1/chat/completions``."""
 
+from collections.abc import Sequence
 from typing import Any, Final, final
 
 import attrs
@@ -15,17 +16,20 @@ from ._protocol import (
     function_tool,
     join_text,
     json_schema_of,
+    limit_of,
     refuse_unless_text,
     stops_of,
 )
-from ._values import Answer, ChatRequest, Message
+from ._values import Answer, ChatRequest, Message, tool_call
 
 _DONE: Final = b"data: [DONE]\n\n"
 _TEXT: Final = ("text", "input_text", "output_text", "refusal")
 _ERROR_TYPES: Final = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
 
 
-class _Part(msgspec.Struct):
+class Part(msgspec.Struct):
+    """A part of a message's content, in both of OpenAI's APIs."""
+
     type: str
     text: str = ""
     refusal: str = ""
@@ -43,7 +47,7 @@ class _ToolCall(msgspec.Struct):
 
 class _Message(msgspec.Struct):
     role: str
-    content: str | list[_Part] | None = None
+    content: str | list[Part] | None = None
     tool_calls: list[_ToolCall] | None = None
     tool_call_id: str | None = None
     name: str | None = None
@@ -51,26 +55,15 @@ class _Message(msgspec.Struct):
 
     def as_message(self, place: int) -> Message:
         """Return the message as chat templates take it."""
-        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
-        message["content"] = self._text(place)
+        role = "system" if self.role == "developer" else self.role
+        message: dict[str, Any] = {"role": role, "content": text_of(self.content, _TEXT, f"messages[{place}]")}
         if self.tool_calls:
             message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.function.name, "arguments": arguments_of(call.function.arguments)},
-                }
+                tool_call(call.id, call.function.name, arguments_of(call.function.arguments))
                 for call in self.tool_calls
             ]
         given = {name: getattr(self, name) for name in ("tool_call_id", "name", "reasoning_content")}
         return message | {name: value for name, value in given.items() if value is not None}
-
-    def _text(self, place: int) -> str:
-        if self.content is None or isinstance(self.content, str):
-            return self.content or ""
-        for part in self.content:
-            refuse_unless_text(part.type, _TEXT, f"messages[{place}]")
-        return join_text(part.text or part.refusal for part in self.content)
 
 
 class _FunctionSpec(msgspec.Struct):
@@ -111,7 +104,6 @@ class ChatCompletions:
     """The Chat Completions API as an ``AgentProtocol``."""
 
     def request(self, body: bytes) -> ChatRequest:
-        """See ``AgentProtocol.request``."""
         asked: _Body = decode_body(body, _Body)
         at_least_one_message(asked.messages)
         if asked.n not in {None, 1}:
@@ -122,7 +114,7 @@ class ChatCompletions:
         tools = [] if asked.tool_choice == "none" else [tool.function for tool in asked.tools or () if tool.function]
         return ChatRequest(
             messages=tuple(message.as_message(place) for place, message in enumerate(asked.messages)),
-            tools=tuple(function_tool(tool.name, tool.description or "", tool.parameters) for tool in tools),
+            tools=tuple(function_tool(tool.name, tool.description, tool.parameters) for tool in tools),
             max_tokens=limit_of(most),
             stop=stops_of(asked.stop, "stop"),
             temperature=asked.temperature,
@@ -135,7 +127,6 @@ class ChatCompletions:
         )
 
     def answer(self, answer: Answer, request: ChatRequest) -> dict[str, Any]:
-        """See ``AgentProtocol.answer``."""
         message: dict[str, Any] = {"role": "assistant", "content": answer.text or None, "refusal": None}
         if answer.reasoning:
             message["reasoning_content"] = answer.reasoning
@@ -145,13 +136,20 @@ class ChatCompletions:
         return {**_head(answer.id, request, "chat.completion"), "choices": [choice], "usage": _usage(answer)}
 
     def stream(self, turn: str, request: ChatRequest) -> "_Stream":
-        """See ``AgentProtocol.stream``."""
         return _Stream(turn, request)
 
     def error(self, refusal: Refusal) -> dict[str, Any]:
-        """See ``AgentProtocol.error``."""
         kind = _ERROR_TYPES.get(refusal.status, "server_error" if refusal.status >= 500 else "invalid_request_error")  # noqa: PLR2004
         return {"error": {"message": refusal.message, "type": kind, "param": None, "code": None}}
+
+
+def text_of(content: str | list[Part] | None, known: Sequence[str], where: str) -> str:
+    """Return the text of a message's content; refuse parts that are none of the known types of text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    for part in content:
+        refuse_unless_text(part.type, known, where)
+    return join_text(part.text or part.refusal for part in content)
 
 
 @final
@@ -190,27 +188,12 @@ class _Stream:
         return _head(self.turn, self.request, "chat.completion.chunk")
 
 
-def limit_of(asked: int | None) -> int | None:
-    """Return a request's limit on new tokens.
-
-    Raises:
-      Refusal: the limit is below 1.
-
-    """
-    if asked is not None and asked < 1:
-        raise Refusal(400, f"the limit on new tokens: got {asked}, allowed: at least 1")
-    return asked
-
-
 def _head(turn: str, request: ChatRequest, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{turn}", "object": kind, "created": 0, "model": request.model}
 
 
 def _calls(answer: Answer) -> list[dict[str, Any]]:
-    return [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in answer.calls
-    ]
+    return [tool_call(call.id, call.name, call.arguments) for call in answer.calls]
 
 
 def _usage(answer: Answer) -> dict[str, Any]:

@@ -4,14 +4,14 @@ The input is a list of items. The items of one answer (thoughts, text, calls) be
 it; an answer becomes items again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, final
 
 import attrs
 import msgspec
 
 from ._conversation import arguments_of
-from ._openai_chat import ChatCompletions, limit_of
+from ._openai_chat import ChatCompletions, Part, text_of
 from ._protocol import (
     Refusal,
     at_least_one_message,
@@ -21,18 +21,12 @@ from ._protocol import (
     function_tool,
     join_text,
     json_schema_of,
-    refuse_unless_text,
+    limit_of,
 )
-from ._values import Answer, ChatRequest, Finish, Message
+from ._values import Answer, ChatRequest, Finish, Message, tool_call
 
 _RESPONSE: Final = "resp_"
 _TEXT: Final = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
-
-
-class _Part(msgspec.Struct):
-    type: str
-    text: str = ""
-    refusal: str = ""
 
 
 class _Item(msgspec.Struct):
@@ -40,12 +34,12 @@ class _Item(msgspec.Struct):
 
     type: str = "message"
     role: str = "user"
-    content: str | list[_Part] | None = None
-    summary: list[_Part] | None = None
+    content: str | list[Part] | None = None
+    summary: list[Part] | None = None
     call_id: str = ""
     name: str = ""
     arguments: str = "{}"
-    output: str | list[_Part] | None = None
+    output: str | list[Part] | None = None
 
 
 class _Tool(msgspec.Struct):
@@ -86,7 +80,6 @@ class Responses:
     """
 
     def request(self, body: bytes) -> ChatRequest:
-        """See ``AgentProtocol.request``."""
         asked: _Body = decode_body(body, _Body)
         if asked.conversation is not None or asked.background:
             raise Refusal(
@@ -101,7 +94,7 @@ class Responses:
         tools = [] if asked.tool_choice == "none" else [tool for tool in asked.tools or () if tool.type == "function"]
         return ChatRequest(
             messages=(*first, *_messages(items)),
-            tools=tuple(function_tool(tool.name or "", tool.description or "", tool.parameters) for tool in tools),
+            tools=tuple(function_tool(tool.name or "", tool.description, tool.parameters) for tool in tools),
             max_tokens=limit_of(asked.max_output_tokens),
             temperature=asked.temperature,
             top_p=asked.top_p,
@@ -115,16 +108,24 @@ class Responses:
         )
 
     def answer(self, answer: Answer, request: ChatRequest) -> dict[str, Any]:
-        """See ``AgentProtocol.answer``."""
         return _response(answer.id, request, answer)
 
     def stream(self, turn: str, request: ChatRequest) -> "_Stream":
-        """See ``AgentProtocol.stream``."""
         return _Stream(turn, request)
 
     def error(self, refusal: Refusal) -> dict[str, Any]:
-        """See ``AgentProtocol.error``."""
         return ChatCompletions().error(refusal)
+
+
+@attrs.frozen
+class _Shape:
+    """An item with streamed text: its part with the text, the finished item, and the fields that only one kind has."""
+
+    id: str
+    part: Callable[[str], dict[str, Any]]
+    item: Callable[[str, str], dict[str, Any]]
+    started: Mapping[str, Any] = attrs.field(factory=dict)
+    more: Mapping[str, Any] = attrs.field(factory=dict)
 
 
 @final
@@ -132,78 +133,66 @@ class Responses:
 class _Stream:
     turn: str
     request: ChatRequest
+    _open: _Shape | None = attrs.field(default=None, init=False)
     _shown: str = attrs.field(default="", init=False)
-    _thought: str = attrs.field(default="", init=False)
-    _thinking: bool = attrs.field(default=False, init=False)
-    _open: bool = attrs.field(default=False, init=False)
+    """The text of the open item."""
+    _spoke: bool = attrs.field(default=False, init=False)
     _index: int = attrs.field(default=0, init=False)
     _sequence: int = attrs.field(default=0, init=False)
 
     def begin(self) -> bytes:
         response = _response(self.turn, self.request, None)
-        return self._event("response.created", response=response) + self._event(
-            "response.in_progress", response=response
-        )
+        events = [self._event(f"response.{name}", response=response) for name in ("created", "in_progress")]
+        return b"".join(events)
 
     def thoughts(self, delta: str) -> bytes:
-        if self._open:
-            return b""  # thoughts after text can't be put before it any more
-        opened = b"" if self._thinking else self._open_thoughts()
-        self._thought += delta
-        return opened + self._event("response.reasoning_text.delta", **self._part("rs_"), delta=delta)
+        return b"" if self._spoke else self._add(_THOUGHTS, delta)  # thoughts can't be put before text any more
 
     def text(self, delta: str) -> bytes:
-        opened = b"" if self._open else self._close_thoughts() + self._open_message()
-        self._shown += delta
-        return opened + self._event("response.output_text.delta", **self._part(), delta=delta, logprobs=[])
+        self._spoke = True
+        return self._add(_MESSAGE, delta)
 
     def end(self, answer: Answer, rest: str, thoughts: str) -> bytes:
         parts: list[bytes] = [self.thoughts(thoughts)] if thoughts else []
-        items = _output(answer)
-        if rest or self._open or not answer.calls:
-            last = self.text(rest) if rest or not self._open else b""
-            parts += [last, self._close_message(answer)]
-        parts.append(self._close_thoughts())
-        parts += [self._call(item) for item in items if item["type"] == "function_call"]
+        if rest or not (self._spoke or answer.calls):
+            parts.append(self.text(rest))
+        parts.append(self._close())
+        parts += [self._call(item) for item in _output(answer) if item["type"] == "function_call"]
         kind = "response.incomplete" if answer.finish is Finish.LENGTH else "response.completed"
         parts.append(self._event(kind, response=_response(self.turn, self.request, answer)))
         return b"".join(parts)
 
     def fail(self, refusal: Refusal) -> bytes:
         kind = "rate_limit_exceeded" if refusal.status == 429 else "server_error"  # noqa: PLR2004
-        failed = _response(self.turn, self.request, None) | {
-            "status": "failed",
-            "error": {"code": kind, "message": refusal.message},
-        }
-        return self._event("response.failed", response=failed)
+        failed = {"status": "failed", "error": {"code": kind, "message": refusal.message}}
+        return self._event("response.failed", response=_response(self.turn, self.request, None) | failed)
 
-    def _open_thoughts(self) -> bytes:
-        self._thinking = True
-        item = {**_thoughts_item(self.turn, ""), "content": []}
-        return self._event("response.output_item.added", output_index=self._index, item=item) + self._event(
-            "response.content_part.added", **self._part("rs_"), part={"type": "reasoning_text", "text": ""}
-        )
+    def _add(self, shape: _Shape, delta: str) -> bytes:
+        """Return the events for more text of this item; close the one before it and open this one, unless it is open."""
+        opened = b"" if self._open is shape else self._close() + self._start(shape)
+        self._shown += delta
+        return opened + self._text_event(shape, "delta", delta=delta)
 
-    def _close_thoughts(self) -> bytes:
-        if not self._thinking:
+    def _start(self, shape: _Shape) -> bytes:
+        self._open, self._shown = shape, ""
+        item = {**shape.item(self.turn, ""), **shape.started, "content": []}
+        added = self._event("response.output_item.added", output_index=self._index, item=item)
+        return added + self._event("response.content_part.added", **self._place(shape), part=shape.part(""))
+
+    def _close(self) -> bytes:
+        if (shape := self._open) is None:
             return b""
-        self._thinking = False
-        part = {"type": "reasoning_text", "text": self._thought}
-        done = self._event("response.reasoning_text.done", **self._part("rs_"), text=self._thought)
-        done += self._event("response.content_part.done", **self._part("rs_"), part=part)
-        return done + self._item_done(_thoughts_item(self.turn, self._thought))
+        self._open = None
+        done = self._text_event(shape, "done", text=self._shown)
+        done += self._event("response.content_part.done", **self._place(shape), part=shape.part(self._shown))
+        return done + self._item_done(shape.item(self.turn, self._shown))
 
-    def _open_message(self) -> bytes:
-        self._open = True
-        item = {**_message_item(self.turn, ""), "status": "in_progress", "content": []}
-        return self._event("response.output_item.added", output_index=self._index, item=item) + self._event(
-            "response.content_part.added", **self._part(), part=_text_part("")
-        )
+    def _text_event(self, shape: _Shape, what: str, **text: str) -> bytes:
+        kind = f"response.{shape.part('')['type']}.{what}"
+        return self._event(kind, **self._place(shape), **text, **shape.more)
 
-    def _close_message(self, answer: Answer) -> bytes:
-        done = self._event("response.output_text.done", **self._part(), text=self._shown, logprobs=[])
-        done += self._event("response.content_part.done", **self._part(), part=_text_part(self._shown))
-        return done + self._item_done(_message_item(answer.id, self._shown))
+    def _place(self, shape: _Shape) -> dict[str, Any]:
+        return {"item_id": f"{shape.id}{self.turn}", "output_index": self._index, "content_index": 0}
 
     def _call(self, item: dict[str, Any]) -> bytes:
         where = {"item_id": item["id"], "output_index": self._index}
@@ -220,9 +209,6 @@ class _Stream:
     def _item_done(self, item: dict[str, Any]) -> bytes:
         self._index += 1
         return self._event("response.output_item.done", output_index=self._index - 1, item=item)
-
-    def _part(self, kind: str = "msg_") -> dict[str, Any]:
-        return {"item_id": f"{kind}{self.turn}", "output_index": self._index, "content_index": 0}
 
     def _event(self, kind: str, /, **fields: Any) -> bytes:
         self._sequence += 1
@@ -247,43 +233,42 @@ def _messages(items: list[_Item]) -> Iterator[Message]:
 
 def _add_to(answer: dict[str, Any], item: _Item, where: str) -> None:
     if item.type == "reasoning":
-        if thoughts := join_text([_text(item.summary, where), _text(item.content, where)]):
+        if thoughts := join_text([text_of(item.summary, _TEXT, where), text_of(item.content, _TEXT, where)]):
             answer["reasoning_content"] = thoughts
     elif item.type == "function_call":
-        function = {"name": item.name, "arguments": arguments_of(item.arguments)}
-        answer.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+        call = tool_call(item.call_id, item.name, arguments_of(item.arguments))
+        answer.setdefault("tool_calls", []).append(call)
     else:
-        answer["content"] = join_text([answer["content"], _text(item.content, where)])
+        answer["content"] = join_text([answer["content"], text_of(item.content, _TEXT, where)])
 
 
 def _other(item: _Item, where: str) -> Message:
     if item.type == "function_call_output":
-        return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output, where)}
+        return {"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output, _TEXT, where)}
     if item.type != "message":
         raise Refusal(400, f"{where}: items of type {item.type!r} are not supported")
-    return {"role": "system" if item.role == "developer" else item.role, "content": _text(item.content, where)}
+    return {"role": "system" if item.role == "developer" else item.role, "content": text_of(item.content, _TEXT, where)}
 
 
-def _text(content: str | list[_Part] | None, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    for part in content:
-        refuse_unless_text(part.type, _TEXT, where)
-    return join_text(part.text or part.refusal for part in content)
+def _thoughts_part(text: str) -> dict[str, Any]:
+    return {"type": "reasoning_text", "text": text}
+
+
+def _thoughts_item(turn: str, text: str) -> dict[str, Any]:
+    return {"id": f"rs_{turn}", "type": "reasoning", "summary": [], "content": [_thoughts_part(text)]}
 
 
 def _text_part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _thoughts_item(turn: str, text: str) -> dict[str, Any]:
-    content = [{"type": "reasoning_text", "text": text}]
-    return {"id": f"rs_{turn}", "type": "reasoning", "summary": [], "content": content}
-
-
 def _message_item(turn: str, text: str) -> dict[str, Any]:
-    content = [_text_part(text)]
-    return {"id": f"msg_{turn}", "type": "message", "role": "assistant", "status": "completed", "content": content}
+    item = {"id": f"msg_{turn}", "type": "message", "role": "assistant", "status": "completed"}
+    return {**item, "content": [_text_part(text)]}
+
+
+_THOUGHTS: Final = _Shape("rs_", _thoughts_part, _thoughts_item)
+_MESSAGE: Final = _Shape("msg_", _text_part, _message_item, {"status": "in_progress"}, {"logprobs": []})
 
 
 def _output(answer: Answer) -> list[dict[str, Any]]:

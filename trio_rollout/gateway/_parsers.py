@@ -11,6 +11,7 @@ import trio
 
 from ..abc import InferenceServers
 from ..errors import ServerError
+from ._settings import GatewaySettings
 from ._values import ContextLimits, Tool
 
 
@@ -135,29 +136,30 @@ class ServerParser:
         return urls[first:] + urls[:first]
 
 
-async def parser_names_of(client: httpx.AsyncClient, url: str) -> tuple[str | None, str | None]:
-    """Return the names of the tool parser and the reasoning parser that a server was started with.
+async def parser_of(
+    servers: InferenceServers, client: httpx.AsyncClient, settings: GatewaySettings
+) -> tuple[ServerParser, ContextLimits]:
+    """Return the servers' parser and context limits; the settings take precedence where they name them.
 
     Raises:
-      ServerError: the server does not say.
+      ServerError: a server does not say.
 
     """
-    info: _ModelInfo = await _read(client, f"{url}/model_info", _ModelInfo)
-    return info.tool_call_parser, info.reasoning_parser
-
-
-async def context_limits_of(client: httpx.AsyncClient, url: str) -> ContextLimits:
-    """Return the lengths of context and prompt that a server accepts.
-
-    Raises:
-      ServerError: the server does not say.
-
-    """
+    url = next(server.url for server in servers.statistics().servers)
+    names: _ModelInfo = await _read(client, f"{url}/model_info", _ModelInfo)
     cards: _Cards = await _read(client, f"{url}/v1/models", _Cards)
-    known = [card.max_model_len for card in cards.data if card.max_model_len]
     info: _ServerInfo = await _read(client, f"{url}/server_info", _ServerInfo)
-    most = info.max_req_input_len
-    return ContextLimits(length=min(known, default=None), longest_prompt=None if most is None else most - 1)
+    parser = ServerParser(
+        servers,
+        client,
+        settings.tool_parser or names.tool_call_parser,
+        settings.reasoning_parser or names.reasoning_parser,
+    )
+    known = min((card.max_model_len for card in cards.data if card.max_model_len), default=None)
+    return parser, ContextLimits(
+        length=known if settings.context_length is None else settings.context_length,
+        longest_prompt=None if info.max_req_input_len is None else info.max_req_input_len - 1,
+    )
 
 
 async def _read(client: httpx.AsyncClient, url: str, kind: type[Any]) -> Any:

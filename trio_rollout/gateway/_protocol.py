@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-import attrs
 import msgspec
 
 from ..errors import RequestRejected, SessionClosed
@@ -28,19 +27,6 @@ class Refusal(Exception):  # not a RolloutError: it never leaves the gateway
         self.status = status
         self.message = message
         self.headers = headers
-
-
-@attrs.frozen
-class Limit:
-    """A limit that was reached. ``temporary``: the request may succeed soon."""
-
-    what: str
-    most: int
-    temporary: bool
-
-    def refusal(self) -> Refusal:
-        """Return the refusal: 429."""
-        return Refusal(429, f"{self.what}: the limit is {self.most}", RETRY if self.temporary else NO_RETRY)
 
 
 def refusal_of(error: BaseException) -> Refusal:
@@ -104,12 +90,7 @@ class AgentProtocol(Protocol):
 
 
 def decode_body(body: bytes, kind: type[Any]) -> Any:
-    """Decode a JSON body as this type.
-
-    Raises:
-      Refusal: 400, naming the field that is wrong.
-
-    """
+    """Decode a JSON body as this type, or refuse it with 400 and the name of the field that is wrong."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -132,21 +113,21 @@ def join_text(parts: Iterable[str]) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def function_tool(name: str, description: str, parameters: Any) -> dict[str, Any]:
+def function_tool(name: str, description: str | None, parameters: Any) -> dict[str, Any]:
     """Return a tool as chat templates and SGLang's parsers take it."""
-    return {
-        "type": "function",
-        "function": {"name": name, "description": description, "parameters": parameters or {"type": "object"}},
-    }
+    function = {"name": name, "description": description or "", "parameters": parameters or {"type": "object"}}
+    return {"type": "function", "function": function}
+
+
+def limit_of(asked: int | None) -> int | None:
+    """Return a request's limit on new tokens; refuse one below 1."""
+    if asked is not None and asked < 1:
+        raise Refusal(400, f"the limit on new tokens: got {asked}, allowed: at least 1")
+    return asked
 
 
 def stops_of(given: str | Sequence[str] | None, name: str) -> tuple[str, ...]:
-    """Return the stop sequences of a request that names none, one or several.
-
-    Raises:
-      Refusal: a stop sequence is empty.
-
-    """
+    """Return the stop sequences of a request that names none, one or several; refuse an empty one."""
     stops = (given,) if isinstance(given, str) else tuple(given or ())
     if "" in stops:
         raise Refusal(400, f"{name}: got an empty stop sequence, which would stop every answer at once")
@@ -154,12 +135,7 @@ def stops_of(given: str | Sequence[str] | None, name: str) -> tuple[str, ...]:
 
 
 def json_schema_of(form: Mapping[str, Any] | None, name: str) -> dict[str, object]:
-    """Return SGLang's sampling parameters for the requested format of an answer.
-
-    Raises:
-      Refusal: the format is neither text nor JSON.
-
-    """
+    """Return SGLang's sampling parameters for the requested format of an answer; refuse all but text and JSON."""
     kind = None if form is None else form.get("type")
     if form is None or kind in {"text", None}:
         return {}
@@ -174,22 +150,12 @@ def json_schema_of(form: Mapping[str, Any] | None, name: str) -> dict[str, objec
 
 
 def refuse_unless_text(kind: str, known: Sequence[str], where: str) -> None:
-    """Refuse a part of a message's content that is no text.
-
-    Raises:
-      Refusal: the part is an image, a file, …
-
-    """
+    """Refuse a part of a message's content that is no text, but an image, a file, …"""
     if kind not in known:
         raise Refusal(400, f"{where}: content of type {kind!r} can't be tokenised, only {', '.join(known)} can")
 
 
 def at_least_one_message(messages: Sequence[object]) -> None:
-    """Refuse an empty conversation.
-
-    Raises:
-      Refusal: there is no message.
-
-    """
+    """Refuse an empty conversation."""
     if not messages:
         raise Refusal(400, "the conversation has no messages")

@@ -21,9 +21,8 @@ from ._conversation import Conversation, arguments_of
 from ._parsers import Parsed, Parser
 from ._protocol import Refusal
 from ._settings import GatewaySettings
-from ._streaming_text import StreamingText
-from ._turn import AgentTurn
-from ._values import Answer, ChatRequest, ContextLimits, Finish, Message, Tool, ToolUse
+from ._turn import AgentTurn, StreamingText
+from ._values import Answer, ChatRequest, ContextLimits, Finish, Message, Tool, ToolUse, tool_call
 
 # The APIs' own limit. A server that computes in float32 takes a much larger number for infinity.
 _HIGHEST_TEMPERATURE: Final = 2
@@ -56,9 +55,8 @@ class Sampler:
         self.drift[placement.drift] += 1
         sampling = self._sampling(request, len(placement.prompt_ids))
         if not sampling.max_new_tokens:
-            return Answer(
-                id=turn.id, text="", finish=Finish.LENGTH, prompt_tokens=len(placement.prompt_ids)
-            ), Stop.LENGTH
+            empty = Answer(id=turn.id, text="", finish=Finish.LENGTH, prompt_tokens=len(placement.prompt_ids))
+            return empty, Stop.LENGTH
         on_tokens = turn.on_tokens if request.stream else None
         sampled = await rollout.generate(placement.prompt_ids, sampling, on_tokens=on_tokens)
         _require_streamed(turn, sampled)
@@ -163,12 +161,5 @@ def message_of(answer: Answer) -> Message:
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
     if answer.calls:
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": arguments_of(call.arguments)},
-            }
-            for call in answer.calls
-        ]
+        message["tool_calls"] = [tool_call(call.id, call.name, arguments_of(call.arguments)) for call in answer.calls]
     return message

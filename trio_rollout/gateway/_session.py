@@ -7,12 +7,15 @@ An agent sends its whole conversation with every turn, so anything that keeps re
 the turns. A session keeps each token once, in the token tree; the messages of a turn go with the turn's end. A request
 that is sent again is recognised by its digest. Only answers of the Responses API, which a later request may continue by
 id, keep their messages: docs/decisions/0023-what-a-session-keeps.md.
+
+``SessionDirectory`` finds the sessions of one gateway. A closed session leaves a tombstone, its id and its key, so that the
+agent's late requests are told "session closed" and not "no such session".
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Final, final
+from typing import Final, TypeVar, final
 
 import attrs
 import trio
@@ -25,12 +28,14 @@ from .._util.condition import Condition
 from .._util.user_code import ends_the_process
 from ..abc import Rollout
 from ..errors import GenerateError, RequestRejected, ServerError, SessionClosed
-from ._conversation import Conversation
-from ._protocol import Limit, Refusal
+from ._protocol import RETRY, Refusal
 from ._sampling import Sampler, message_of
 from ._settings import GatewaySettings
 from ._turn import AgentTurn
 from ._values import ChatRequest, Message
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 # A client sends a request again within seconds; this many answers can be given a second time.
 _MOST_RESENDABLE: Final = 64
@@ -70,7 +75,8 @@ class GatewaySession:
     _settings: GatewaySettings = attrs.field(alias="settings")
     _nursery: trio.Nursery = attrs.field(alias="nursery")
     _new_id: Callable[[], str] = attrs.field(alias="new_id")
-    _closing: bool = attrs.field(default=False, init=False)
+    is_closing: bool = attrs.field(default=False, init=False)
+    """True if the session takes no more turns."""
     _closed: trio.Event = attrs.field(factory=trio.Event, init=False)
     _started: int = attrs.field(default=0, init=False)
     _abandoned: int = attrs.field(default=0, init=False)
@@ -85,13 +91,8 @@ class GatewaySession:
     _changed: Condition = attrs.field(factory=Condition, init=False)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed.is_set() else "closing" if self._closing else "open"
+        state = "closed" if self._closed.is_set() else "closing" if self.is_closing else "open"
         return f"<Session {self.id[:8]}… {state}, {self._started} turns, {len(self._running)} running>"
-
-    @property
-    def is_closing(self) -> bool:
-        """True if the session takes no more turns."""
-        return self._closing
 
     def statistics(self) -> SessionStatistics:
         """Return the current counts."""
@@ -101,12 +102,8 @@ class GatewaySession:
             resends=self._resends,
             undelivered=self._undelivered,
             drift=dict(self._sampler.drift),
-            branches=len(self._conversation.tree.leaves()),
+            branches=len(self._sampler.conversation.tree.leaves()),
         )
-
-    @property
-    def _conversation(self) -> Conversation:
-        return self._sampler.conversation
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the number of tokens in the prompt of this request.
@@ -136,7 +133,8 @@ class GatewaySession:
         Either the client says so, or the first answer was lost on its way. Any other identical request is another sample:
         an agent may ask for several.
         """
-        self._refuse_if_closing()
+        if self.is_closing:
+            raise SessionClosed("session closed")
         turn = self._turns_by_digest.get(request.digest)
         if turn is None or turn.error is not None or turn.scope.cancel_called:
             return None
@@ -145,35 +143,27 @@ class GatewaySession:
         self._resends += 1
         return turn
 
-    def _refuse_if_closing(self) -> None:
-        if self._closing:
-            raise SessionClosed("session closed")
-
     def _with_history(self, request: ChatRequest) -> ChatRequest:
         """Return the request with the messages of the response that it continues by id."""
         if not request.previous:
             return request
         before, place = self._responses_by_id.get(request.previous), request.instructions
         if before is None:
-            raise Refusal(
-                400, f"previous_response_id: this session has no such response among its last {_MOST_RESPONSES}"
-            )
+            known = f"this session has no such response among its last {_MOST_RESPONSES}"
+            raise Refusal(400, f"previous_response_id: {known}")
         self._responses_by_id.move_to_end(request.previous)
         return attrs.evolve(request, messages=(*request.messages[:place], *before, *request.messages[place:]))
 
     def _start(self, request: ChatRequest) -> AgentTurn:
         most, at_once = self._settings.max_turns, self._settings.max_concurrent_turns
         if most is not None and self._started - self._abandoned >= most:
-            raise Limit("turns of this session", most, temporary=False).refusal()
+            raise Refusal(429, f"turns of this session: the limit is {most}")
         if len(self._running) >= at_once:
-            raise Limit("turns of this session at once", at_once, temporary=True).refusal()
+            raise Refusal(429, f"turns of this session at once: the limit is {at_once}", RETRY)
         turn = AgentTurn(id=self._new_id(), request=request, streaming=self._sampler.streaming_text(request))
         self._started += 1
         self._running[turn] = None
-        self._turns_by_digest.pop(request.digest, None)
-        self._turns_by_digest[request.digest] = turn
-        while len(self._turns_by_digest) > _MOST_RESENDABLE:
-            self._turns_by_digest.popitem(last=False)
+        _keep(self._turns_by_digest, request.digest, turn, most=_MOST_RESENDABLE)
         if request.stream and turn.streaming.finds_thoughts:
             self._nursery.start_soon(self._sampler.classify_stream, turn)
         self._nursery.start_soon(self._run, turn, name=f"session {self.id[:8]} turn {self._started}")
@@ -206,9 +196,8 @@ class GatewaySession:
             if turn.node is not None:
                 self._recorded[turn.id] = turn
             if request.store:
-                self._responses_by_id[turn.id] = (*request.messages[request.instructions :], message_of(answer))
-                while len(self._responses_by_id) > _MOST_RESPONSES:
-                    self._responses_by_id.popitem(last=False)
+                messages = (*request.messages[request.instructions :], message_of(answer))
+                _keep(self._responses_by_id, turn.id, messages, most=_MOST_RESPONSES)
             turn.end(answer, None)
 
     async def close(self) -> None:
@@ -217,20 +206,17 @@ class GatewaySession:
         Blocks until every turn has ended and its abort was sent. A second call waits for the end of the first. Cancelled,
         the drain ends at once; the rest still happens, within the abort budget.
         """
-        if self._closing:
-            await self._closed.wait()
-            return
         await self._close(self._settings.drain)
 
     async def close_now(self) -> None:
         """Close without a drain, as ``close`` does when it is cancelled."""
-        if self._closing:
-            await self._closed.wait()
-            return
         await self._close(0.0)
 
     async def _close(self, grace: float) -> None:
-        self._closing = True
+        if self.is_closing:
+            await self._closed.wait()
+            return
+        self.is_closing = True
         try:
             with trio.move_on_after(grace):
                 await self._changed.wait_until(lambda: not self._running)
@@ -245,10 +231,10 @@ class GatewaySession:
 
     def _drop_undelivered(self) -> None:
         """Remove undelivered answers from the record, unless a later turn continues them."""
-        tree = self._conversation.tree
+        tree = self._sampler.conversation.tree
         for turn in reversed(self._recorded.values()):
             if not turn.delivered and turn.node is not None and not tree.is_continued(turn.node):
-                self._conversation.forget(turn.node)
+                self._sampler.conversation.forget(turn.node)
                 self._undelivered += 1
 
     def trajectory(self, *, status: Status | None = None) -> Trajectory:
@@ -266,7 +252,7 @@ class GatewaySession:
             raise RuntimeError("session.trajectory(): leave the session's block first")
         if self._failure is not None:
             raise ServerError(f"the agent's last turn failed: {self._failure}") from self._failure
-        tree = self._conversation.tree
+        tree = self._sampler.conversation.tree
         if not len(tree):
             raise GenerateError(f"session {self.id[:8]}…: the agent got no answer with a token in it")
         stop = self._last_stop or Stop.STOP
@@ -279,3 +265,73 @@ class GatewaySession:
             turns=len(tree),
             metadata=self._prompt.metadata,
         )
+
+
+@final
+@attrs.define(eq=False)
+class SessionDirectory:
+    """Finds sessions and their keys by id."""
+
+    tombstones: "Tombstones"
+    opened: int = attrs.field(default=0, init=False)
+    """Sessions that were opened so far."""
+    _open: dict[str, GatewaySession] = attrs.field(factory=dict, init=False)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def find(self, session: str) -> GatewaySession | None:
+        """Return the open session with this id."""
+        return self._open.get(session)
+
+    def key_of(self, session: str) -> str | None:
+        """Return the key of a session that is open or was closed lately."""
+        found = self._open.get(session)
+        return self.tombstones.key_of(session, trio.current_time()) if found is None else found.api_key
+
+    @contextmanager
+    def listed(self, session: GatewaySession) -> Generator[None]:
+        """List a session for the length of the block, and leave a tombstone."""
+        self._open[session.id] = session
+        self.opened += 1
+        try:
+            yield
+        finally:
+            del self._open[session.id]
+            self.tombstones.add(session.id, session.api_key, trio.current_time())
+
+
+@final
+@attrs.define(eq=False)
+class Tombstones:
+    """Ids and keys of closed sessions, oldest first: at most ``most``, each for ``seconds``. Times are passed in."""
+
+    most: int
+    seconds: float
+    _keys: OrderedDict[str, tuple[str, float]] = attrs.field(factory=OrderedDict, init=False)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def add(self, session: str, key: str, now: float) -> None:
+        """Remember a closed session; drop the oldest one if there are too many."""
+        self._drop_expired(now)
+        _keep(self._keys, session, (key, now + self.seconds), most=self.most)
+
+    def key_of(self, session: str, now: float) -> str | None:
+        """Return the key of a closed session that is still remembered."""
+        self._drop_expired(now)
+        found = self._keys.get(session)
+        return None if found is None else found[0]
+
+    def _drop_expired(self, now: float) -> None:
+        while self._keys and next(iter(self._keys.values()))[1] <= now:
+            self._keys.popitem(last=False)
+
+
+def _keep(found: OrderedDict[K, V], key: K, value: V, *, most: int) -> None:
+    """Add a value as the newest, and drop the oldest of more than ``most``."""
+    found[key] = value
+    found.move_to_end(key)
+    while len(found) > most:
+        found.popitem(last=False)
