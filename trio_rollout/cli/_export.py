@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -178,45 +178,34 @@ def _pyarrow() -> Any:
 
 
 def _schema(pa: Any) -> Any:
-    span = pa.struct([("start", pa.int32()), ("stop", pa.int32()), ("version", pa.int64())])
-    segment = pa.struct([
-        ("tokens", pa.list_(pa.int32())),
-        ("response_length", pa.int32()),
-        ("loss_mask", pa.list_(pa.uint8())),
-        ("log_probs", pa.list_(pa.float32())),
-        ("versions", pa.list_(span)),
-        ("text", pa.string()),
-    ])
-    trajectory = pa.struct([
-        ("index", pa.int32()),
-        ("status", pa.string()),
-        ("stop", pa.string()),
-        ("reward", pa.float64()),
-        ("rewards", pa.string()),
-        ("turns", pa.int32()),
-        ("segments", pa.list_(segment)),
-    ])
-    prompt = pa.struct([
-        ("id", pa.string()),
-        ("epoch", pa.int64()),
-        ("input_ids", pa.list_(pa.int32())),
-        ("text", pa.string()),
-        ("messages", pa.string()),
-        ("label", pa.string()),
-        ("metadata", pa.string()),
-    ])
-    return pa.schema([
-        ("id", pa.string()),
-        ("attempt", pa.int64()),
-        ("prompt", prompt),
-        ("trajectories", pa.list_(trajectory)),
-    ])
+    def struct(**fields: Any) -> Any:
+        return pa.struct(list(fields.items()))
+
+    text, int32, int64, ids = pa.string(), pa.int32(), pa.int64(), pa.list_(pa.int32())
+    segment = struct(
+        tokens=ids,
+        response_length=int32,
+        loss_mask=pa.list_(pa.uint8()),
+        log_probs=pa.list_(pa.float32()),
+        versions=pa.list_(struct(start=int32, stop=int32, version=int64)),
+        text=text,
+    )
+    trajectory = struct(
+        index=int32,
+        status=text,
+        stop=text,
+        reward=pa.float64(),
+        rewards=text,
+        turns=int32,
+        segments=pa.list_(segment),
+    )
+    prompt = struct(id=text, epoch=int64, input_ids=ids, text=text, messages=text, label=text, metadata=text)
+    return pa.schema(struct(id=text, attempt=int64, prompt=prompt, trajectories=pa.list_(trajectory)))
 
 
 def _prompt_row(prompt: Row) -> Row:
-    as_json = {
-        name: json_text(prompt[name]) for name in ("messages", "label", "metadata") if prompt.get(name) is not None
-    }
+    users = ("messages", "label", "metadata")
+    as_json = {name: json_text(prompt[name]) for name in users if prompt.get(name) is not None}
     text = None if "text" not in prompt else clean(prompt["text"])
     return {**prompt, "id": clean(prompt["id"]), "text": text, **as_json}
 
@@ -244,12 +233,6 @@ def row_of(group: Group) -> Row:
     return {**found, "id": clean(found["id"]), "prompt": _prompt_row(found["prompt"]), "trajectories": trajectories}
 
 
-def _chunks(groups: Iterable[Group]) -> Iterator[list[Group]]:
-    remaining = iter(groups)
-    while chunk := list(itertools.islice(remaining, _ROW_GROUP)):
-        yield chunk
-
-
 def write_parquet(groups: Iterable[Group], file: BinaryIO) -> None:
     """Write the groups as Parquet.
 
@@ -258,7 +241,7 @@ def write_parquet(groups: Iterable[Group], file: BinaryIO) -> None:
 
     """
     pa = _pyarrow()
-    schema = _schema(pa)
+    schema, rows = _schema(pa), map(row_of, groups)
     with pa.parquet.ParquetWriter(file, schema) as writer:
-        for chunk in _chunks(groups):
-            writer.write_table(pa.Table.from_pylist([row_of(group) for group in chunk], schema=schema))
+        while chunk := list(itertools.islice(rows, _ROW_GROUP)):
+            writer.write_table(pa.Table.from_pylist(chunk, schema=schema))

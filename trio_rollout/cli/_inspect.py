@@ -21,9 +21,10 @@ from .._core.values import Failure, Group, GroupId, Prompt, Segment, Trajectory
 from ..errors import LedgerError
 from ..ledger import GroupSamples, GroupSummary, LedgerReader, read_ledger
 from ._display import printable
-from ._outcome import quarantine_line
+from ._options import option
+from ._outcome import RewardTally, Spread, error_line, number_of, quarantine_line
 
-STATES = click.Choice([state.value for state in State], case_sensitive=False)
+_STATES = click.Choice([state.value for state in State], case_sensitive=False)
 # Token ids that are shown of a prompt or a response without text.
 _MOST_IDS = 64
 
@@ -31,9 +32,7 @@ _MOST_IDS = 64
 @click.command("inspect", short_help="Show the groups in a folder of results.")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.argument("group", metavar="[GROUP]", required=False)
-@click.option(
-    "--state", multiple=True, type=STATES, help="List the groups in this state, one on each line; may be repeated."
-)
+@option("--state", "List the groups in this state, one on each line; may be repeated.", multiple=True, type=_STATES)
 def inspect(directory: Path, group: str | None, state: tuple[str, ...]) -> None:
     """Show the states, causes, attempts, weight versions and rewards of the groups in a folder of results.
 
@@ -83,24 +82,6 @@ def _find(reader: LedgerReader, text: str) -> GroupSummary:
 
 @final
 @attrs.define(eq=False)
-class Spread:
-    """Count, sum, minimum and maximum of numbers."""
-
-    count: int = 0
-    total: float = 0.0
-    low: float = float("inf")
-    high: float = float("-inf")
-
-    def add(self, value: float) -> None:
-        """Add one number."""
-        self.count += 1
-        self.total += value
-        self.low = min(self.low, value)
-        self.high = max(self.high, value)
-
-
-@final
-@attrs.define(eq=False)
 class Overview:
     """Counts over the groups of a ledger. ``causes`` counts each group's last requeue or end."""
 
@@ -108,7 +89,7 @@ class Overview:
     causes: Counter[Cause] = attrs.field(factory=Counter)
     attempts: Counter[int] = attrs.field(factory=Counter)
     versions: Counter[tuple[int, int]] = attrs.field(factory=Counter)
-    rewards: dict[str, Spread] = attrs.field(factory=dict)
+    rewards: RewardTally = attrs.field(factory=RewardTally)
 
     def add(self, summaries: Iterable[GroupSummary]) -> None:
         """Count these groups."""
@@ -120,13 +101,7 @@ class Overview:
             if summary.oldest_version is not None and summary.newest_version is not None:
                 self.versions[summary.oldest_version, summary.newest_version] += 1
             for reward in summary.rewards:
-                self._reward(reward)
-
-    def _reward(self, reward: float | Mapping[str, float] | None) -> None:
-        if reward is None:
-            return
-        for name, value in reward.items() if isinstance(reward, Mapping) else (("reward", reward),):
-            self.rewards.setdefault(name, Spread()).add(value)
+                self.rewards.add_reward(reward)
 
 
 def _span(versions: tuple[int, int]) -> str:
@@ -162,21 +137,21 @@ def overview_tables(overview: Overview, states: Mapping[State, int]) -> Renderab
         *_counts("last cause", ((cause.value, count) for cause, count in overview.causes.most_common())),
         *_counts("attempts", ((str(number), count) for number, count in sorted(overview.attempts.items()))),
         *_counts("weight version", ((_span(key), count) for key, count in sorted(overview.versions.items()))),
-        *_rewards(overview.rewards),
+        *_rewards(overview.rewards.by_name),
     )
 
 
 def tries(summary: GroupSummary) -> str:
     """Return the number of attempts as text: a finished group has its last attempt's number, others count failures."""
     number = max(summary.attempt, summary.attempts)
-    return "not tried yet" if not number else "1 attempt" if number == 1 else f"{number} attempts"
+    return number_of(number, "attempt") if number else "not tried yet"
 
 
 def summary_line(summary: GroupSummary) -> str:
     """Return a group as one line: id, state, attempts, cause, versions, rewards, last error."""
     parts = [str(summary.id), summary.state.value, tries(summary)]
     if summary.kept:
-        parts.append(f"{summary.kept} finished samples" if summary.kept > 1 else "1 finished sample")
+        parts.append(number_of(summary.kept, "finished sample"))
     if summary.cause is not None:
         parts.append(f"last cause {summary.cause.value}")
     if summary.reason is not None:
@@ -186,7 +161,7 @@ def summary_line(summary: GroupSummary) -> str:
     if summary.rewards:
         parts.append(f"rewards {'; '.join(map(reward_text, summary.rewards))}")
     if summary.error is not None:
-        parts.append(" ".join(f"{summary.error.type}: {summary.error.message}".split()))
+        parts.append(error_line(summary.error))
     return "  ".join(parts)
 
 
@@ -240,10 +215,9 @@ def _segment(segment: Segment) -> Iterator[str]:
 
 
 def _trajectory(trajectory: Trajectory) -> Iterator[str]:
-    turns = "1 turn" if trajectory.turns == 1 else f"{trajectory.turns} turns"
     yield (
-        f"--- rollout {trajectory.index}: {trajectory.status.value}, stop {trajectory.stop.value}, {turns}, "
-        f"reward {reward_text(trajectory.reward)}"
+        f"--- rollout {trajectory.index}: {trajectory.status.value}, stop {trajectory.stop.value}, "
+        f"{number_of(trajectory.turns, 'turn')}, reward {reward_text(trajectory.reward)}"
     )
     for segment in trajectory.segments:
         yield from _segment(segment)

@@ -1,6 +1,7 @@
 """The end of a run: its outcome, the exit status, and the summary. No I/O."""
 
 import enum
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import final
@@ -9,7 +10,7 @@ import attrs
 from rich.table import Table
 
 from .._core.statistics import EngineStatistics
-from .._core.values import Group, QuarantineReport
+from .._core.values import Failure, Group, QuarantineReport
 from ._display import duration, requeues, scored, settled
 
 
@@ -107,9 +108,8 @@ def summary(outcome: Outcome) -> Table:
 
 def quarantine_line(report: QuarantineReport) -> str:
     """Return a quarantined group as one line: id, cause, attempts, last error."""
-    tries = "1 attempt" if report.attempts == 1 else f"{report.attempts} attempts"
-    error = " ".join(f"{report.error.type}: {report.error.message}".split())
-    return f"quarantined {report.id}: {report.cause.value} after {tries}: {error}"
+    tries = number_of(report.attempts, "attempt")
+    return f"quarantined {report.id}: {report.cause.value} after {tries}: {error_line(report.error)}"
 
 
 def closing_lines(outcome: Outcome) -> Iterator[str]:
@@ -131,28 +131,53 @@ def closing_lines(outcome: Outcome) -> Iterator[str]:
 
 @final
 @attrs.define(eq=False)
+class Spread:
+    """Count, sum, minimum and maximum of numbers."""
+
+    count: int = 0
+    total: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+
+    def add(self, value: float) -> None:
+        """Add one number."""
+        self.count += 1
+        self.total += value
+        self.low = min(self.low, value)
+        self.high = max(self.high, value)
+
+
+@final
+@attrs.define(eq=False)
 class RewardTally:
-    """Sums and counts of a run's rewards by name. A plain number has the name ``reward``."""
+    """Rollouts and their rewards by name, in the order in which the names appeared. A plain number has the name ``reward``."""
 
     rollouts: int = 0
-    _sums: dict[str, float] = attrs.field(factory=dict)
-    _counts: dict[str, int] = attrs.field(factory=dict)
+    by_name: dict[str, Spread] = attrs.field(factory=dict)
 
     def add(self, groups: Iterable[Group]) -> None:
         """Count the rewards of these groups."""
         for group in groups:
             for trajectory in group.trajectories:
-                self.rollouts += 1
-                self._add(trajectory.reward)
+                self.add_reward(trajectory.reward)
 
-    def _add(self, reward: float | Mapping[str, float] | None) -> None:
-        if reward is None:
-            return
-        named = reward if isinstance(reward, Mapping) else {"reward": reward}
-        for name, value in named.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
-            self._counts[name] = self._counts.get(name, 0) + 1
+    def add_reward(self, reward: float | Mapping[str, float] | None) -> None:
+        """Count a rollout and its reward; None if it has none."""
+        self.rollouts += 1
+        if reward is not None:
+            for name, value in reward.items() if isinstance(reward, Mapping) else (("reward", reward),):
+                self.by_name.setdefault(name, Spread()).add(value)
 
     def means(self) -> dict[str, float]:
-        """Return the mean of each reward, in the order in which the names appeared."""
-        return {name: total / self._counts[name] for name, total in self._sums.items()}
+        """Return the mean of each reward."""
+        return {name: spread.total / spread.count for name, spread in self.by_name.items()}
+
+
+def number_of(count: int, noun: str) -> str:
+    """Return a count with its noun: ``1 attempt``, ``3 attempts``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def error_line(error: Failure) -> str:
+    """Return the type and the message of an error as one line."""
+    return " ".join(f"{error.type}: {error.message}".split())

@@ -30,16 +30,12 @@ from ._segments import name_of
 T = TypeVar("T")
 
 _PAGE = 256
-_ROWS = """
+_SELECT = """
 SELECT seq, epoch, prompt, state, attempt, attempts, step, cause, reason, oldest, newest, rewards, error,
-(SELECT count(*) FROM samples WHERE samples.seq = groups.seq AND scored)
-FROM groups WHERE seq > ? AND state IN (SELECT value FROM json_each(?)) ORDER BY seq LIMIT ?
+(SELECT count(*) FROM samples WHERE samples.seq = groups.seq AND scored) FROM groups WHERE
 """
-_ROW = """
-SELECT seq, epoch, prompt, state, attempt, attempts, step, cause, reason, oldest, newest, rewards, error,
-(SELECT count(*) FROM samples WHERE samples.seq = groups.seq AND scored)
-FROM groups WHERE epoch = ? AND prompt = ?
-"""
+_ROWS = f"{_SELECT} seq > ? AND state IN (SELECT value FROM json_each(?)) ORDER BY seq LIMIT ?"  # ruff: ignore[hardcoded-sql-expression]  ours
+_ROW = f"{_SELECT} epoch = ? AND prompt = ?"
 _WITH_GROUP = (State.READY, State.DELIVERED, State.ACKED)
 
 
@@ -96,12 +92,10 @@ class LedgerReader:
 
     def counts(self) -> dict[State, int]:
         """Return the number of groups in each state; acked and filtered ones count also after their rows were reclaimed."""
-        found = {
-            State(name): count for name, count in self._db.execute("SELECT state, count(*) FROM groups GROUP BY 1")
-        }
+        found: dict[str, int] = dict(self._db.execute("SELECT state, count(*) FROM groups GROUP BY 1"))
         ended = {state: _schema.get_int(self._db, state.value) for state in (State.ACKED, State.FILTERED)}
         states = (State.WAITING, State.READY, State.DELIVERED, State.QUARANTINED)
-        return {state: found.get(state, 0) for state in states} | ended
+        return {state: found.get(state.value, 0) for state in states} | ended
 
     def next_step(self) -> int:
         """Return the step of the next new batch."""

@@ -102,16 +102,9 @@ def shrink(db: apsw.Connection) -> None:
 
 
 def prepare(db: apsw.Connection, where: str) -> None:
-    """Set up a writer's connection for durable writes; create the tables, or bring those of an older format up to date.
-
-    Raises:
-      LedgerError: the database is no ledger, or has a newer format.
-
-    """
+    """Set up a writer's connection for durable writes; create the tables, or bring those of an older format up to date."""
     db.set_busy_timeout(10_000)  # after a crash a reader holds the lock while it recovers the log
-    db.execute(
-        "PRAGMA auto_vacuum = INCREMENTAL"
-    )  # has an effect in a new database only; unused pages can then be freed
+    db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # in a new database only; unused pages can then be freed
     mode = db.execute("PRAGMA journal_mode = WAL").fetchall()  # all rows: the mode is set when the last one is read
     if mode != [("wal",)]:  # SQLite raises no error if it can't change the mode
         raise LedgerError(f"ledger {where}: its directory can't hold a write-ahead log (SQLite stays in mode {mode})")
@@ -129,27 +122,19 @@ def prepare_reader(db: apsw.Connection, where: str) -> None:
     """Make a ledger of any format look like one of the newest to a reader's connection.
 
     A run that brings the ledger up to date meanwhile shows its samples to the next reader only.
-
-    Raises:
-      LedgerError: the database is no ledger, or has a newer format.
-
     """
     if check_format(db, where) == 1:
         db.execute(f"PRAGMA temp_store = MEMORY; CREATE TEMP TABLE {_SAMPLES}")
 
 
-def _tables(db: apsw.Connection) -> set[object]:
-    return {row[0] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
-
-
 def check_format(db: apsw.Connection, where: str, *, may_be_new: bool = False) -> int:
-    """Return the ledger's format, 0 for a new database. Refuse a database that is no ledger, or of a newer format.
+    """Return the ledger's format, 0 for a new database.
 
     Raises:
-      LedgerError: says what the database is instead, and what to do.
+      LedgerError: the database is no ledger, or has a newer format; says what to do.
 
     """
-    tables = _tables(db)
+    tables: set[object] = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     if not tables and may_be_new:
         return 0
     if not tables:

@@ -118,9 +118,8 @@ class Store:
         return self._guarded(f"writing a batch of {len(batch)}", lambda: self._commit(batch))
 
     def _commit(self, batch: Sequence[Transaction]) -> list[LedgerError | None]:
-        locations = iter(
-            self._write_bodies([body for transaction in batch for item in transaction for body in item.bodies])
-        )
+        bodies = [body for transaction in batch for item in transaction for body in item.bodies]
+        locations = self._write_bodies(bodies)
         located = [[(item, [next(locations) for _ in item.bodies]) for item in transaction] for transaction in batch]
         results: list[LedgerError | None] = []
         with self._rows.db as db:

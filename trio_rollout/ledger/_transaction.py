@@ -23,11 +23,6 @@ class EncodedEvent:
     note: bytes | None = None
     """The source's state, the rewards or the error."""
 
-    @property
-    def size(self) -> int:
-        """Approximate bytes that the event takes on disk."""
-        return 100 + sum(map(len, self.bodies)) + len(self.note or b"")
-
 
 Transaction: TypeAlias = tuple[EncodedEvent, ...]
 """The events of one caller: all of them are written, or none."""
@@ -45,17 +40,14 @@ def encode_transaction(events: Sequence[LedgerEvent]) -> Transaction:
 
 def size_of(transaction: Transaction) -> int:
     """Return the approximate bytes that the transaction takes on disk."""
-    return sum(item.size for item in transaction)
+    return sum(100 + sum(map(len, item.bodies)) + len(item.note or b"") for item in transaction)
 
 
 def _encoded(event: LedgerEvent) -> EncodedEvent:
     match event:
         case Pulled():
-            return EncodedEvent(
-                event=event,
-                bodies=tuple(map(encode_prompt, event.prompts)),
-                note=encode_data("the source's state", event.source_state),
-            )
+            state = encode_data("the source's state", event.source_state)
+            return EncodedEvent(event=event, bodies=tuple(map(encode_prompt, event.prompts)), note=state)
         case Ready():
             rewards = [row.reward for row in event.group.trajectories]
             note = encode_data(f"the rewards of group {event.group.id}", rewards)

@@ -19,8 +19,7 @@ from .._core.checks import Validator, whole
 from .._core.values import GroupId, Prompt
 from .._util.threads import RunSync, run_in_thread
 from ..errors import SourceError
-from ._json_prompt import DEFAULT_LABEL_KEY, DEFAULT_METADATA_KEY, Keys
-from ._jsonl_file import FileMark, JsonlFile, require_file, scan
+from ._jsonl_file import DEFAULT_LABEL_KEY, DEFAULT_METADATA_KEY, FileMark, JsonlFile, Keys, require_file, scan
 from ._position import Count, dumped, loaded, require_same
 
 

@@ -126,17 +126,11 @@ class TaskSource:
 
         """
         saved = loaded(state, TaskPosition, kind="tasks", source=self)
-        require_same(
-            (saved.name, saved.count, saved.seed),
-            (self.name, self.count, self.seed),
-            what="(name, count, seed)",
-            source=self,
-        )
+        theirs, ours = (saved.name, saved.count, saved.seed), (self.name, self.count, self.seed)
+        require_same(theirs, ours, what="(name, count, seed)", source=self)
         if saved.position > self.count or any(index >= saved.position for index in saved.returned):
-            raise SourceError(
-                f"{self!r}: can't be restored from a damaged state: position {saved.position} of {self.count}, "
-                f"returned {list(saved.returned)}"
-            )
+            found = f"position {saved.position} of {self.count}, returned {list(saved.returned)}"
+            raise SourceError(f"{self!r}: can't be restored from a damaged state: {found}")
         self._position, self._returned = saved.position, list(saved.returned)
 
     def _generated(self, wanted: Sequence[int]) -> list[tuple[int, dict[str, Any]]]:
