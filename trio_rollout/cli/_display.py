@@ -42,11 +42,6 @@ class Progress:
     unusable: tuple[str, ...] = ()
     servers: int = 0
 
-    @property
-    def scored(self) -> int:
-        """The number of groups that are finished and scored."""
-        return scored(self.statistics)
-
 
 def scored(statistics: EngineStatistics) -> int:
     """Return the number of groups that are finished and scored, delivered or not."""
@@ -118,7 +113,8 @@ def duration(seconds: float) -> str:
 
 
 def _of_total(progress: Progress) -> str:
-    return f"{progress.scored}/{progress.total}" if progress.total is not None else str(progress.scored)
+    done = scored(progress.statistics)
+    return str(done) if progress.total is None else f"{done}/{progress.total}"
 
 
 def requeues(statistics: EngineStatistics) -> str:

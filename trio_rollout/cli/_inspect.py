@@ -5,7 +5,7 @@ group is shown as text: its prompt, its trajectories, its last error.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import final
 
@@ -85,7 +85,6 @@ def _find(reader: LedgerReader, text: str) -> GroupSummary:
 class Overview:
     """Counts over the groups of a ledger. ``causes`` counts each group's last requeue or end."""
 
-    states: Counter[State] = attrs.field(factory=Counter)
     causes: Counter[Cause] = attrs.field(factory=Counter)
     attempts: Counter[int] = attrs.field(factory=Counter)
     versions: Counter[tuple[int, int]] = attrs.field(factory=Counter)
@@ -94,7 +93,6 @@ class Overview:
     def add(self, summaries: Iterable[GroupSummary]) -> None:
         """Count these groups."""
         for summary in summaries:
-            self.states[summary.state] += 1
             self.attempts[max(summary.attempt, summary.attempts)] += 1
             if summary.cause is not None:
                 self.causes[summary.cause] += 1
@@ -109,25 +107,28 @@ def _span(versions: tuple[int, int]) -> str:
     return str(newest) if oldest == newest else f"{oldest} to {newest}"
 
 
-def _counts(title: str, rows: Iterable[tuple[str, int]]) -> Iterator[RenderableType]:
-    table = Table(title, "groups", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.columns[1].justify = "right"
-    for name, count in rows:
-        table.add_row(name, f"{count:,}")
-    if table.row_count:
-        yield table
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _counts(title: str, counts: Iterable[tuple[str, int]]) -> Iterator[RenderableType]:
+    if rows := [(name, f"{count:,}") for name, count in counts]:
+        yield _table([title, "groups"], rows)
         yield ""
 
 
 def _rewards(rewards: Mapping[str, Spread]) -> Iterator[RenderableType]:
-    table = Table("reward", "rollouts", "mean", "min", "max", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name, spread in rewards.items():
-        mean = spread.total / spread.count
-        table.add_row(name, f"{spread.count:,}", f"{mean:.4f}", f"{spread.low:.4f}", f"{spread.high:.4f}")
-    if table.row_count:
-        yield table
+    rows = [
+        (name, f"{one.count:,}", f"{one.total / one.count:.4f}", f"{one.low:.4f}", f"{one.high:.4f}")
+        for name, one in rewards.items()
+    ]
+    if rows:
+        yield _table(["reward", "rollouts", "mean", "min", "max"], rows)
 
 
 def overview_tables(overview: Overview, states: Mapping[State, int]) -> RenderableType:

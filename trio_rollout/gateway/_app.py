@@ -87,17 +87,6 @@ class App:
         finally:
             self.requests -= 1
 
-    def refuse_if_busy(self) -> None:
-        """Refuse the request if too many are being answered.
-
-        Raises:
-          Refusal: 503, to be tried again.
-
-        """
-        most = self.settings.max_requests
-        if self.requests > most:
-            raise Refusal(503, f"too many requests at once: at most {most}", RETRY)
-
     async def _turn(self, exchange: "Exchange", protocol: AgentProtocol) -> None:
         """Answer a request for a turn: chat completions, messages, responses."""
         session = self._session(exchange)
@@ -170,7 +159,7 @@ class _Endpoint:
     """The ASGI application behind one route: call the handler, and turn its failure into an answer.
 
     ``methods`` are those allowed, all if there are none. ``protocol`` is the route's, or None where clients of every
-    protocol come. An object and not a function, because Starlette calls a function in its own way.
+    protocol come: a header then says which it is. An object and not a function, because Starlette calls a function in its own way.
     """
 
     app: App
@@ -180,9 +169,9 @@ class _Endpoint:
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         exchange = Exchange(scope, receive, send)
-        protocol = self.protocol or _protocol_of(exchange)
+        protocol = self.protocol or (Messages() if exchange.header("anthropic-version") else ChatCompletions())
         try:
-            self.app.refuse_if_busy()
+            self._refuse_if_busy()
             self._refuse_other_methods(scope["method"])
             await self.handler(exchange, protocol)
         except BaseException as error:  # noqa: ASYNC103  a parser may be the user's, and raise any class
@@ -195,15 +184,15 @@ class _Endpoint:
                 await exchange.skip_body(seconds=self.app.settings.body_seconds)
                 await exchange.refuse(refusal, protocol)
 
+    def _refuse_if_busy(self) -> None:
+        most = self.app.settings.max_requests
+        if self.app.requests > most:
+            raise Refusal(503, f"too many requests at once: at most {most}", RETRY)
+
     def _refuse_other_methods(self, method: str) -> None:
         if self.methods and method not in self.methods:
             names = ", ".join(self.methods)
             raise Refusal(405, f"the method must be {names}", {**NO_RETRY, "allow": names})
-
-
-def _protocol_of(exchange: "Exchange") -> AgentProtocol:
-    """Return the protocol that the client of a request speaks, where its path does not say."""
-    return Messages() if exchange.header("anthropic-version") else ChatCompletions()
 
 
 @final

@@ -7,8 +7,7 @@ import fcntl
 import itertools
 import os
 from collections import deque
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, final
 
@@ -161,8 +160,7 @@ class RealDisk:
         os.fdatasync(self._file(name))
 
     def sync_names(self) -> None:
-        with _directory(self.path) as fd:
-            os.fsync(fd)
+        _sync_directory(self.path)
 
 
 def _make_durably(path: Path) -> None:
@@ -170,15 +168,13 @@ def _make_durably(path: Path) -> None:
     if not path.is_dir():
         _make_durably(path.parent)
         path.mkdir(exist_ok=True)
-        with _directory(path.parent) as fd:
-            os.fsync(fd)
+        _sync_directory(path.parent)
 
 
-@contextmanager
-def _directory(path: Path) -> Generator[int]:
+def _sync_directory(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        yield fd
+        os.fsync(fd)
     finally:
         os.close(fd)
 
