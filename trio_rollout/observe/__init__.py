@@ -4,14 +4,9 @@
 The instruments are for ``open_rollout_engine(instruments=[...])``; ``trio_rollout.abc`` has their events.
 """
 
-from ._instruments import CountingInstrument as CountingInstrument
-from ._instruments import LogInstrument as LogInstrument
-from ._instruments import Metrics as Metrics
-from ._instruments import MetricsInstrument as MetricsInstrument
-from ._tree import task_tree as task_tree
-from ._watchdog import SlowStep as SlowStep
-from ._watchdog import StepWatchdog as StepWatchdog
-from ._watchdog import open_step_watchdog as open_step_watchdog
+from ._instruments import CountingInstrument, LogInstrument, Metrics, MetricsInstrument
+from ._tree import task_tree
+from ._watchdog import SlowStep, StepWatchdog, open_step_watchdog
 
 __all__ = [
     "CountingInstrument",

@@ -64,11 +64,7 @@ class Reply:
     content: Any
 
     def unwrap(self, what: str = "the scorer raised") -> Any:
-        """Return the value.
-
-        Raises:
-          RewardError: in place of the scorer's error, with its traceback as a note.
-        """
+        """Return the value, or raise a RewardError for the scorer's error, with the scorer's traceback as a note."""
         if self.kind != "error":
             return self.content
         classes, message, trace = self.content
@@ -110,17 +106,6 @@ class ScorerProcess:
         """True once the process has ended, by itself or by ``kill``. Does not reap it: its group's id must not be reused yet."""
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return self._killed or os.waitid(os.P_PID, self.pid, options) is not None
-
-    async def load(self, setup: bytes) -> None:
-        """Load the scorer, before the first request. Cancelled or failed, no process is left.
-
-        Raises:
-          RewardError: the scorer can't be loaded there.
-        """
-        reply = await self.ask(setup)
-        if reply.kind == "error":
-            await self.end()
-        reply.unwrap("the scorer can't be loaded in another process")
 
     async def ask(self, request: bytes) -> Reply:
         """Send one pickled value and return the scorer's reply.
@@ -190,7 +175,10 @@ async def start_scorer(setup: bytes) -> ScorerProcess:
             "'if __name__ == \"__main__\":'"
         )
     worker = await _start_process()
-    await worker.load(setup)
+    reply = await worker.ask(setup)
+    if reply.kind == "error":
+        await worker.end()
+    reply.unwrap("the scorer can't be loaded in another process")
     return worker
 
 

@@ -227,11 +227,7 @@ def _checked(patterns: Iterable[str]) -> tuple[str, ...]:
 @final
 @attrs.frozen
 class AllowedHosts:
-    """Host names that may be reached: ``example.org``, or ``*.example.org`` for the names below it; with ``:port``, or any port.
-
-    Raises:
-      ValueError: a pattern has another form.
-    """
+    """Host names that may be reached, in the forms that ``open_proxy_policy`` takes; ValueError for any other form."""
 
     patterns: tuple[str, ...] = attrs.field(converter=_checked)
 
@@ -273,11 +269,7 @@ class ProxyPolicy:
         self._grants.pop(token, None)
 
     def check(self, token: str | None, target: Target) -> str | None:
-        """Return the reason why a session may not reach ``target``, None if it may. A refusal denies the session.
-
-        Raises:
-          PermissionError: no session has this token.
-        """
+        """Return the reason to refuse ``target``, which denies the session, or None: a ``Check``."""
         grant = self._grants.get(token or "")
         if grant is None:
             raise PermissionError("no session has this token")

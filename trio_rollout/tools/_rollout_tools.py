@@ -28,7 +28,7 @@ from ._network import NetworkPolicy
 from ._sandboxes.local import LocalSandboxes
 from ._sandboxes.provider import SandboxProvider, SandboxSettings
 from ._sandboxes.sandbox import Sandbox, open_sandbox
-from ._supervisor.supervisor import Supervisor, end_supervisor
+from ._supervisor.supervisor import Supervisor
 
 # A tool leaves a tenth of the rollout's time, but no more than this, so that its result can still become a turn.
 _MARGIN_S = 1.0
@@ -59,7 +59,7 @@ class RolloutTools:
 
         Blocks until that is done, shielded. No command can be started afterwards.
         """
-        await end_supervisor(self._supervisor, self._teardown, self._cleanup)
+        await self._supervisor.end(self._cleanup)
 
     @property
     def _limits(self) -> ExecLimits:

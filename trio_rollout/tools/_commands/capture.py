@@ -9,7 +9,7 @@ as Cancelled.
 import enum
 import math
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
 from typing import TypeAlias
@@ -38,11 +38,7 @@ class StopKind(enum.Enum):
 
 
 def as_seconds(asked: float | None) -> float | None:
-    """Return a requested time unchanged, after a check for NaN, which would be neither over nor not over.
-
-    Raises:
-      ValueError: the time is NaN.
-    """
+    """Return a requested time unchanged. Raises ValueError for NaN, which would be neither over nor not over."""
     if asked is not None and math.isnan(asked):
         raise ValueError(f"seconds: got {asked!r}, allowed: a number, or None where that means no limit")
     return asked
@@ -55,10 +51,7 @@ def _as_events(cancel: trio.Event | Sequence[trio.Event]) -> tuple[trio.Event, .
 @attrs.frozen(kw_only=True)
 class Expiration:
     """The limits of a captured command: ``timeout`` seconds after its start (None: no limit), the time ``until`` on Trio's
-    clock, and ``cancels``, of which any event that is set cancels the command.
-
-    Raises:
-      ValueError: ``timeout`` is NaN.
+    clock, and ``cancels``, of which any event that is set cancels the command. Raises ValueError if ``timeout`` is NaN.
     """
 
     timeout: float | None = attrs.field(default=None, converter=as_seconds)
@@ -170,9 +163,19 @@ class _Output:
         self.complete = not self.buffer.dropped
 
 
-async def _cancel_when_set(event: trio.Event, scope: trio.CancelScope) -> None:
-    await event.wait()
-    scope.cancel("a cancel event of the command was set")
+async def _until_due(deadline: float, cancels: tuple[trio.Event, ...], call: Callable[[], Awaitable[object]]) -> None:
+    """Run ``call`` to its end, at most until ``deadline``, or until one of ``cancels`` is set."""
+
+    async def cancel_when_set(event: trio.Event) -> None:
+        await event.wait()
+        race.cancel_scope.cancel("a cancel event of the command was set")
+
+    with bare_errors(), trio.CancelScope(deadline=deadline):
+        async with trio.open_nursery() as race:
+            for event in cancels:
+                race.start_soon(cancel_when_set, event)
+            await call()
+            race.cancel_scope.cancel("nothing is left to cancel")
 
 
 async def capture(spawn: Spawn, command: Command, plan: CapturePlan) -> Captured:
@@ -187,13 +190,12 @@ async def capture(spawn: Spawn, command: Command, plan: CapturePlan) -> Captured
 async def _start(spawn: Spawn, command: Command, plan: CapturePlan) -> Child | None:
     """Start the command; return None if a cancel event was set, or the time was over, before the command ran."""
     made: list[Child] = []
+
+    async def start() -> None:
+        made.append(await spawn(command))
+
     try:
-        with bare_errors(), trio.CancelScope(deadline=plan.expiration.until):
-            async with trio.open_nursery() as race:
-                for event in plan.expiration.cancels:
-                    race.start_soon(_cancel_when_set, event, race.cancel_scope)
-                made.append(await spawn(command))
-                race.cancel_scope.cancel("the command runs")
+        await _until_due(plan.expiration.until, plan.expiration.cancels, start)
     except BaseException:
         for child in made:
             with trio.move_on_after(plan.limits.teardown, shield=True):
@@ -232,12 +234,7 @@ async def _run(child: Child, plan: CapturePlan) -> Captured:
 
 
 async def _wait_for_stop(child: Child, plan: CapturePlan, started: float) -> StopKind:
-    with trio.CancelScope(deadline=plan.expiration.deadline(started)):
-        async with trio.open_nursery() as race:
-            for event in plan.expiration.cancels:
-                race.start_soon(_cancel_when_set, event, race.cancel_scope)
-            await child.wait_exited()
-            race.cancel_scope.cancel("the command exited")
+    await _until_due(plan.expiration.deadline(started), plan.expiration.cancels, child.wait_exited)
     return plan.expiration.classify(exited=child.exited() is not None)
 
 

@@ -64,11 +64,7 @@ class Child(Protocol):
         ...
 
     def exited(self) -> ExitStatus | None:
-        """Return the leader's exit status, None while the leader runs. Does not reap it.
-
-        Raises:
-          ToolError: the supervisor that could tell is gone.
-        """
+        """Return the leader's exit status, None while the leader runs. Does not reap it. ToolError: as ``wait_exited``."""
         ...
 
     async def wait_exited(self) -> ExitStatus:

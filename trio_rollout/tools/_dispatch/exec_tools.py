@@ -31,11 +31,7 @@ class CommandArguments(msgspec.Struct, frozen=True, kw_only=True):
     workdir: str | None = None
 
     def words(self, interpreter: tuple[str, ...] | None) -> list[str]:
-        """Return the command as words.
-
-        Raises:
-          RespondToModel: there is no command, or it is a line and there is no interpreter, such as ``sh -c``.
-        """
+        """Return the command as words. Raises RespondToModel without a command, or for a line without an interpreter."""
         if self.argv:
             return self.argv
         if self.cmd is None or interpreter is None:
@@ -67,11 +63,7 @@ class StdinArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def arguments_of(invocation: Invocation, kind: type[T]) -> T:
-    """Return the call's arguments as ``kind``; unknown names are left out.
-
-    Raises:
-      RespondToModel: an argument is missing, or of another type.
-    """
+    """Return the call's arguments as ``kind``, without unknown names. Raises RespondToModel if one is missing or wrong."""
     try:
         return msgspec.convert(invocation.arguments(), kind)
     except msgspec.ValidationError as error:

@@ -115,23 +115,20 @@ class FunctionOutput:
 
 @attrs.frozen(kw_only=True)
 class FeedbackOutput:
-    """A result whose text a hook has replaced; the typed result is kept."""
+    """A ``ToolOutput`` whose text a hook has replaced; the typed result is kept."""
 
     result: ToolOutput
     text: str
 
     @property
     def success(self) -> bool | None:
-        """The result's success."""
         return self.result.success
 
     @property
     def success_for_logging(self) -> bool:
-        """The result's success for logging."""
         return self.result.success_for_logging
 
     def model_text(self) -> str:
-        """Return the hook's text."""
         return self.text
 
 

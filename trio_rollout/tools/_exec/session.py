@@ -64,9 +64,12 @@ class ExecSession:
     child: Child | None = attrs.field(default=None, init=False)
     status: ExitStatus | None = attrs.field(default=None, init=False)
     failure: str | None = attrs.field(default=None, init=False)
+    """The message of its denial."""
     error: ToolError | None = attrs.field(default=None, init=False)
+    """The loss of its supervisor, or a bug."""
     output_closed: bool = attrs.field(default=False, init=False)
     denial_settled: bool = attrs.field(default=False, init=False)
+    """True once no denial can come any more."""
     initial_active: bool = attrs.field(default=True, init=False)
     """True until the first call's response was made."""
     was_stored: bool = attrs.field(default=False, init=False)
@@ -87,12 +90,7 @@ class ExecSession:
     @property
     def ended(self) -> bool:
         """True once the process has exited, or has failed (then it may still be dying)."""
-        return self.status is not None or self.failed
-
-    @property
-    def failed(self) -> bool:
-        """True once the session was denied, or lost with its supervisor."""
-        return self.failure is not None or self.error is not None
+        return self.status is not None or self.failure is not None or self.error is not None
 
     @property
     def busy(self) -> bool:
@@ -105,12 +103,7 @@ class ExecSession:
         return -1 if self.status is None else self.status.exit_code
 
     def raise_failure(self) -> None:
-        """Raise the session's failure, if it has one.
-
-        Raises:
-          ProcessFailed: the session was denied.
-          ToolError: its supervisor is gone.
-        """
+        """Raise the session's failure, if it has one: ProcessFailed after a denial, else a ToolError."""
         if self.error is not None:
             raise self.error
         if self.failure is not None:
@@ -132,6 +125,10 @@ class ExecSession:
         """Wait until ``condition`` holds; each change of the session evaluates it."""
         await self._changed.wait_until(condition)
 
+    def changed(self) -> None:
+        """Wake the tasks that wait for what has changed."""
+        self._changed.notify()
+
     def terminate(self) -> None:
         """Send SIGKILL to the group. The exit is observed like any other."""
         if self.child is not None and not self.gone:
@@ -144,28 +141,18 @@ class ExecSession:
             await self.until(lambda: self.status is not None or self.gone)
         return self.status is not None or self.gone
 
-    def set_exited(self, status: ExitStatus) -> None:
-        """Record the leader's exit status."""
-        self.status = status
-        self._changed.notify()
-
     def fail_and_terminate(self, message: str) -> None:
         """Record a denial: the session has ended from now on, whatever its process does. The first message stays."""
         if self.failure is None:
             self.failure = message
         self.terminate()
-        self._changed.notify()
+        self.changed()
 
     def fail(self, error: ToolError) -> None:
         """Record that the supervisor is gone, or a bug; the first error stays."""
         if self.error is None:
             self.error = error
-        self._changed.notify()
-
-    def settle_denial(self) -> None:
-        """Record that no denial can come any more."""
-        self.denial_settled = True
-        self._changed.notify()
+        self.changed()
 
     def finish_grant(self) -> None:
         """Let the network policy forget the session."""
@@ -175,7 +162,7 @@ class ExecSession:
     def release(self) -> None:
         """Let the session go: its task kills and reaps what is left."""
         self.released = True
-        self._changed.notify()
+        self.changed()
 
     def set_gone(self) -> None:
         """Record that the process is reaped: take over its exit status, and report the end if that is missing."""
@@ -184,19 +171,14 @@ class ExecSession:
         self.gone = self.output_closed = self.denial_settled = True
         self.finish_grant()
         self.report_end()
-        self._changed.notify()
+        self.changed()
 
     def add_output(self, chunk: bytes | bytearray) -> None:
         """Take over a chunk of output."""
         self.pending.append(chunk)
         self._transcript.append(chunk)
         self.listeners.on_output()
-        self._changed.notify()
-
-    def close_output(self) -> None:
-        """Record the end of the output."""
-        self.output_closed = True
-        self._changed.notify()
+        self.changed()
 
     def report_end(self) -> None:
         """Tell the listener that the session has ended. Only the first call does, and only for a process that ran."""
@@ -285,13 +267,15 @@ async def _read_output(session: ExecSession, child: Child) -> None:
         while chunk := await child.stdout.receive_some(session.limits.delta_bytes):
             session.add_output(chunk)
     finally:
-        session.close_output()
+        session.output_closed = True
+        session.changed()
 
 
 async def _watch_exit(session: ExecSession, child: Child) -> None:
     await trio.lowlevel.checkpoint()
     try:
-        session.set_exited(await child.wait_exited())
+        session.status = await child.wait_exited()
+        session.changed()
     except ToolError as error:
         session.fail(error)
 
@@ -313,7 +297,8 @@ async def _watch_denial(session: ExecSession) -> None:
         message = grant.finish()
         if message is not None:
             session.fail_and_terminate(message)
-    session.settle_denial()
+    session.denial_settled = True
+    session.changed()
 
 
 async def _watch_end(session: ExecSession) -> None:
@@ -327,13 +312,13 @@ async def _watch_end(session: ExecSession) -> None:
 
 
 def exec_yield(limits: ExecLimits, asked: float) -> float:
-    """Return the seconds that a start or a write waits for output. ValueError for NaN, as below."""
+    """Return the seconds that a start or a write waits for output. Raises ValueError for NaN."""
     as_seconds(asked)
     return min(max(asked, limits.min_yield), limits.max_yield)
 
 
 def poll_yield(limits: ExecLimits, asked: float) -> float:
-    """Return the seconds that a poll waits for output."""
+    """Return the seconds that a poll waits for output. Raises ValueError for NaN."""
     as_seconds(asked)
     return min(max(asked, limits.min_yield, limits.min_poll), max(limits.max_background, limits.min_poll))
 

@@ -26,7 +26,7 @@ from .._commands.command import Argv, Command, MakeCommand, SpawnError
 from .._commands.output import HeadTailBuffer
 from .._limits import DEFAULT_LIMITS, ExecLimits
 from .._network import NetworkPolicy
-from .._supervisor.supervisor import open_supervisor
+from .._supervisor.supervisor import Supervisor
 from .session import (
     ExecSession,
     Listeners,
@@ -331,11 +331,7 @@ class ExecSessions:
         return ExecSession(self._store.reserve(), call_id, command, self._limits, grant, self._listeners, now)
 
     async def _start(self, session: ExecSession, store: Callable[[ExecSession], None]) -> None:
-        """Start the session's process in the nursery; ``store`` receives the session unless it exits at once.
-
-        Raises:
-          SpawnError: the process could not be started.
-        """
+        """Start the session's process in the nursery; ``store`` receives the session unless it exits at once."""
         if self._nursery is None:
             raise AssertionError("the nursery of the sessions is not open")
         try:
@@ -450,7 +446,9 @@ async def open_exec_sessions(
     limits = limits or DEFAULT_LIMITS
     async with AsyncExitStack() as stack:
         if spawn is None:
-            spawn = (await stack.enter_async_context(open_supervisor(limits, limits.teardown, CleanupBudget()))).spawn
+            supervisor = Supervisor(limits, limits.teardown)
+            stack.push_async_callback(supervisor.end, CleanupBudget())
+            spawn = supervisor.spawn
         listeners = Listeners(on_output=on_output, on_end=on_end)
         sessions = ExecSessions(spawn, limits, listeners, ports or Ports(), command, network)
 

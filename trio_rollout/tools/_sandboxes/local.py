@@ -44,11 +44,7 @@ DEFAULT_RLIMITS: Mapping[int, int] = {
 
 
 def _private_directory(path: Path) -> Path:
-    """Make the directory, or check that it is private: in a shared place another user could have made it.
-
-    Raises:
-      ToolError: the directory is another user's, a link, or open to others.
-    """
+    """Make the directory, or raise ToolError if it is not private: in a shared place another user could have made it."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
@@ -117,7 +113,7 @@ def _sweep(root: Path, label: str) -> int:
 @final
 @attrs.define(eq=False, repr=False)
 class LocalSandbox:
-    """One directory with its own supervisor. Has exec sessions (``SessionBackend``)."""
+    """One directory with its own supervisor: a ``SandboxBackend`` and, with exec sessions, a ``SessionBackend``."""
 
     home: Path
     _provider: "LocalSandboxes"
@@ -132,7 +128,6 @@ class LocalSandbox:
         return self.home / _FILES
 
     async def spawn(self, command: Command) -> SupervisedChild:
-        """Start a command of the sandbox."""
         return await self._supervisor.spawn(command)
 
     def command(
@@ -157,7 +152,6 @@ class LocalSandbox:
         env: Mapping[str, str] | None,
         timeout: float | None,  # noqa: ASYNC109  expiry is a result here, unlike a cancelled scope
     ) -> Captured:
-        """Run a command to its end."""
         plan = CapturePlan(
             expiration=Expiration(timeout=timeout),
             limits=self._provider.limits,
@@ -166,11 +160,9 @@ class LocalSandbox:
         return await capture(self.spawn, self.command(argv, cwd=cwd, env=env), plan)
 
     async def read_file(self, path: str) -> bytes:
-        """Return the content of a regular file below the sandbox's directory."""
         return await trio.to_thread.run_sync(read_inside, str(self.files), path, self._provider.limits.capture_bytes)
 
     async def write_file(self, path: str, content: bytes) -> None:
-        """Write a file below the sandbox's directory."""
         await trio.to_thread.run_sync(write_inside, str(self.files), path, content)
 
     async def close(self) -> None:

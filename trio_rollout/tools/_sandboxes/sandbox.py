@@ -67,11 +67,7 @@ async def repeated(call: Callable[[], Awaitable[T]], settings: SandboxSettings, 
 async def owned_sandbox(
     provider: SandboxProvider, spec: SandboxSpec, settings: SandboxSettings, ports: Ports, cleanup: CleanupBudget
 ) -> AsyncGenerator[SandboxBackend]:
-    """Create a sandbox, and destroy it at the end of the block, also if its creation was cancelled or failed.
-
-    Raises:
-      ToolError: the sandbox could not be created in time, or at all. Infrastructure: the sample runs again.
-    """
+    """Create a sandbox, and destroy it at the end of the block, also if its creation was cancelled or failed."""
     exists = True
     try:
         try:

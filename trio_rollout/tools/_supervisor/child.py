@@ -87,11 +87,7 @@ def _pipe(theirs: ExitStack, ours: ExitStack) -> tuple[int, trio.lowlevel.FdStre
 
 
 def open_stdio(command: Command, theirs: ExitStack, ours: ExitStack) -> Stdio:
-    """Open the command's standard streams; each stack closes its side.
-
-    Raises:
-      OSError: the host has no descriptors or terminals left.
-    """
+    """Open the command's standard streams; each stack closes its side. Raises OSError if the host has none left."""
     if command.tty is not None:
         return _terminal(command.tty, theirs, ours)
     null = _owned(theirs, os.open(os.devnull, os.O_RDONLY))
@@ -124,11 +120,7 @@ def as_file(command: Command, theirs: ExitStack) -> int:
 
 
 async def send_descriptors(connection: socket.socket, descriptors: tuple[int, ...]) -> None:
-    """Send the descriptors as one message. Cancelled, none was sent.
-
-    Raises:
-      OSError: the other side is gone.
-    """
+    """Send the descriptors as one message. Cancelled, none was sent. Raises OSError if the other side is gone."""
     await trio.lowlevel.checkpoint()
     while True:  # noqa: ASYNC913  a checkpoint comes just before; none may come after the send
         try:
@@ -236,22 +228,14 @@ class SupervisedChild:
                 raise SupervisorLost(f"the keeper of process {self.pid} sent an unknown message: {message!r}")
 
     async def _wait_message(self) -> None:
-        """Wait for the keeper's next message.
-
-        Raises:
-          SupervisorLost: the keeper is gone.
-        """
+        """Wait for the keeper's next message. Raises SupervisorLost if the keeper is gone."""
         if self._lost:
             raise SupervisorLost(f"the keeper of process {self.pid} is gone; its supervisor kills the processes it had")
         await trio.lowlevel.wait_readable(self._control)
         self._read_messages()
 
     async def _wait_answer(self) -> None:
-        """Wait for a message that should come at once. If it is late, continue the processes that may have been stopped.
-
-        Raises:
-          SupervisorLost: the keeper is gone.
-        """
+        """Wait as above for a message that should come at once; if it is late, continue what may have been stopped."""
         with trio.move_on_after(ANSWER_LIMIT_S):
             await self._wait_message()
             return
@@ -261,11 +245,7 @@ class SupervisedChild:
                 os.kill(self._keeper, signal.SIGCONT)  # its control socket is open: it lives. Its parent may be dead
 
     async def wait_spawned(self, command: Command) -> None:
-        """Wait until the command runs.
-
-        Raises:
-          SpawnError: the command could not be started.
-        """
+        """Wait until the command runs. Raises SpawnError if it could not be started."""
         await trio.lowlevel.checkpoint()
         self._read_messages()
         while not self.pid:

@@ -13,8 +13,7 @@ import signal
 import socket
 import subprocess  # ruff: ignore[suspicious-subprocess-import]  its constants only
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import final
 
@@ -130,6 +129,15 @@ class Supervisor:
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
 
+    async def end(self, cleanup: CleanupBudget) -> None:
+        """End every process that is left; does nothing if no command was ever started.
+
+        Blocks until everything that was started is dead and reaped, in a shield of ``teardown`` seconds, or of ``cleanup``'s
+        time once that has started. Processes that take longer are logged; the supervisor kills them when it can.
+        """
+        if self.started and not await cleanup.shielded(self.close, self.teardown):
+            _log.warning("processes of a rollout were still alive %.1f s after they were killed", self.teardown)
+
     async def close(self) -> None:
         """End every command that is left and wait for the supervisor's exit, which confirms it.
 
@@ -154,26 +162,6 @@ class Supervisor:
                 if process.returncode is None:
                     kill_descendants(process.pid)
                     self.resume_stopped()
-
-
-async def end_supervisor(supervisor: Supervisor, teardown: float, cleanup: CleanupBudget) -> None:
-    """End every process that a supervisor has left; does nothing if no command was ever started.
-
-    Blocks until everything that was started is dead and reaped, in a shield of ``teardown`` seconds, or of ``cleanup``'s time
-    once that has started. Processes that take longer are logged; the supervisor kills them when it can.
-    """
-    if supervisor.started and not await cleanup.shielded(supervisor.close, teardown):
-        _log.warning("processes of a rollout were still alive %.1f s after they were killed", teardown)
-
-
-@asynccontextmanager
-async def open_supervisor(limits: ExecLimits, teardown: float, cleanup: CleanupBudget) -> AsyncGenerator[Supervisor]:
-    """Contain commands for the length of a block. Entering starts nothing; leaving blocks as ``end_supervisor`` does."""
-    supervisor = Supervisor(limits, teardown)
-    try:
-        yield supervisor
-    finally:
-        await end_supervisor(supervisor, teardown, cleanup)  # noqa: ASYNC102  it shields and bounds itself
 
 
 def _children(pid: int) -> list[int]:
