@@ -81,7 +81,8 @@ def _unpickled(body: bytes) -> Reply:
         if ends_the_process(error):
             raise
         why = f"the scorer's result can't be unpickled: {words_of(error)}"
-        return Reply("error", (classes_of(error), why, "".join(traceback.format_exception(error))))
+        trace = "".join(traceback.format_exception(error))
+        return Reply("error", (classes_of(error), why, trace))  # noqa: ASYNC104  the failure of user code is a reply
 
 
 @final

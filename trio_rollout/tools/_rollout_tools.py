@@ -40,11 +40,11 @@ _DEADLINES = Deadlines()
 class RolloutTools:
     """The tools of one rollout: ``rollout.tools``. Made by ``open_rollout_tools`` outside an engine."""
 
-    _deadline: float = attrs.field(default=math.inf, kw_only=True)
-    _deadlines: Deadlines | None = attrs.field(default=None, kw_only=True)
+    _deadline: float = attrs.field(default=math.inf, kw_only=True, alias="deadline")
+    _deadlines: Deadlines | None = attrs.field(default=None, kw_only=True, alias="deadlines")
     _given: ExecLimits = attrs.field(default=DEFAULT_LIMITS, kw_only=True, alias="limits")
-    _on_output: Callable[[], None] = attrs.field(default=lambda: None, kw_only=True)
-    _ports: Ports = attrs.field(factory=Ports, kw_only=True)
+    _on_output: Callable[[], None] = attrs.field(default=lambda: None, kw_only=True, alias="on_output")
+    _ports: Ports = attrs.field(factory=Ports, kw_only=True, alias="ports")
     _cleanup: CleanupBudget = attrs.field(init=False)
     _teardown: float = attrs.field(init=False)
     _supervisor: Supervisor = attrs.field(init=False)

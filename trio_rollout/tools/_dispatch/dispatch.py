@@ -217,7 +217,7 @@ class ToolRuntime:
                 output, outcome = FunctionOutput(text=str(error), success=False), state.failure()
             except BaseException as error:  # noqa: ASYNC103  a handler or hook is user code; raised again in any case
                 if not ends_the_process(error):
-                    await self._settle(state, state.failure())  # noqa: ASYNC120  it can't be cancelled
+                    await self._settle(state, state.failure())  # noqa: ASYNC102, ASYNC120  it shields and bounds itself
                 raise
             await self._settle(state, outcome)
             return output
