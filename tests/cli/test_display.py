@@ -60,6 +60,7 @@ async def test_a_screen_writes_in_a_thread_so_that_a_paused_terminal_pauses_noth
     screen = Screen(terminal)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(screen.show, progress)
+        await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(screen.say, "later")
         await trio.testing.wait_all_tasks_blocked()
         assert terminal.lines == []

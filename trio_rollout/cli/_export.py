@@ -20,6 +20,7 @@ import numpy as np
 from .._core.lifecycle import State
 from .._core.values import Group, Prompt, Segment, Trajectory
 from ..ledger import read_ledger
+from ._options import option
 
 Row: TypeAlias = dict[str, Any]
 
@@ -38,17 +39,17 @@ _STATES = (State.READY, State.DELIVERED, State.ACKED)
     show_default=True,
     help="jsonl: one JSON object for each group. parquet: one row for each group, with the same fields.",
 )
-@click.option(
+@option(
     "--state",
+    "Write only groups in this state; may be repeated. Default: all three.",
     multiple=True,
     type=click.Choice([state.value for state in _STATES]),
-    help="Write only groups in this state; may be repeated. Default: all three.",
 )
-@click.option(
+@option(
     "--output",
+    "Write to this file instead of stdout. The file appears once it is complete.",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write to this file instead of stdout. The file appears once it is complete.",
 )
 def export(directory: Path, form: str, state: tuple[str, ...], output: Path | None) -> None:
     """Export the finished groups of a folder of results, also while a run writes to it.

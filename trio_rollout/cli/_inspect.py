@@ -65,16 +65,10 @@ def _show_all(reader: LedgerReader, console: Console) -> None:
         click.echo(printable(quarantine_line(report)))
 
 
-def _possible_ids(text: str) -> Iterator[GroupId]:
-    """Yield the ids that the text may mean: a prompt's id may also look like ``0/p3``."""
-    epoch, slash, prompt = text.partition("/")
-    if slash and epoch.isdecimal():
-        yield GroupId(int(epoch), prompt)
-    yield GroupId(0, text)
-
-
 def _find(reader: LedgerReader, text: str) -> GroupSummary:
-    for gid in _possible_ids(text):
+    epoch, slash, prompt = text.partition("/")
+    with_epoch = [GroupId(int(epoch), prompt)] if slash and epoch.isdecimal() else []
+    for gid in (*with_epoch, GroupId(0, text)):  # a prompt's id may also look like ``0/p3``
         if (found := reader.summary_by_id(gid)) is not None:
             return found
     raise LedgerError(f"no group {text!r}: give EPOCH/PROMPT, or the prompt's id for epoch 0")

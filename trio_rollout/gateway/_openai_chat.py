@@ -174,7 +174,7 @@ class _Stream:
         parts += [self._chunk({"tool_calls": [{"index": at, **call}]}) for at, call in enumerate(_calls(answer))]
         parts.append(self._chunk({}, answer.finish.value))
         if self.request.include_usage:
-            parts.append(event({**self._head(), "choices": [], "usage": _usage(answer)}))
+            parts.append(self._event(choices=[], usage=_usage(answer)))
         return b"".join([*parts, _DONE])
 
     def fail(self, refusal: Refusal) -> bytes:
@@ -182,10 +182,10 @@ class _Stream:
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
-        return event({**self._head(), "choices": [choice]})
+        return self._event(choices=[choice])
 
-    def _head(self) -> dict[str, Any]:
-        return _head(self.turn, self.request, "chat.completion.chunk")
+    def _event(self, **fields: Any) -> bytes:
+        return event({**_head(self.turn, self.request, "chat.completion.chunk"), **fields})
 
 
 def _head(turn: str, request: ChatRequest, kind: str) -> dict[str, Any]:

@@ -132,14 +132,23 @@ class Tokenizer:
         """Return the text of a conversation, as the model's chat template writes it.
 
         Raises:
-          RequestRejected: there is no chat template, or it refuses these messages.
+          RequestRejected: there is no chat template, or it refuses these messages or fails on them.
 
         """
-        if self._template is None:
+        if (chat := self._template) is None:
             raise RequestRejected(
                 f"messages can't be encoded: {self.path} has neither {TEMPLATE_FILE} nor a 'chat_template' in {CONFIG_FILE}"
             )
-        return self._template.render(messages, tools, add_generation_prompt=add_generation_prompt)
+        # As transformers does: ``tool_use`` if there are tools and such a template.
+        wanted = "tool_use" if tools is not None and "tool_use" in chat.templates else "default"
+        if wanted not in chat.templates:
+            raise RequestRejected(f"{chat.origin} has no chat template 'default', only {sorted(chat.templates)}")
+        context = {"messages": messages, "tools": tools, "documents": None}
+        try:
+            template = chat.templates[wanted]
+            return template.render(context, add_generation_prompt=add_generation_prompt, **chat.special)
+        except Exception as error:  # a template is a program by the model's author, and may raise anything
+            raise RequestRejected(f"the chat template of {chat.origin} refused the messages: {error}") from error
 
 
 def _load_backend(file: Path) -> tokenizers.Tokenizer:
@@ -263,40 +272,8 @@ def _environment(now: Clock) -> jinja2.Environment:
 @final
 @attrs.frozen(kw_only=True, eq=False)
 class _ChatTemplate:
-    """Compiled templates by name; ``special`` are the named special tokens that templates may write."""
+    """A model's compiled templates by name; ``special`` are the named special tokens that templates may write."""
 
     templates: Mapping[str, jinja2.Template]
     special: Mapping[str, str]
     origin: str
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        tools: Sequence[Mapping[str, object]] | None,
-        *,
-        add_generation_prompt: bool,
-    ) -> str:
-        """Return the text of a conversation.
-
-        Raises:
-          RequestRejected: the template refuses these messages, or fails on them.
-
-        """
-        template = self._chosen(with_tools=tools is not None)
-        try:
-            return template.render(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self.special,
-            )
-        except Exception as error:  # a template is a program by the model's author, and may raise anything
-            raise RequestRejected(f"the chat template of {self.origin} refused the messages: {error}") from error
-
-    def _chosen(self, *, with_tools: bool) -> jinja2.Template:
-        """Return ``tool_use`` if there are tools and such a template, else ``default``, as transformers does."""
-        wanted = "tool_use" if with_tools and "tool_use" in self.templates else "default"
-        if wanted not in self.templates:
-            raise RequestRejected(f"{self.origin} has no chat template 'default', only {sorted(self.templates)}")
-        return self.templates[wanted]
