@@ -156,14 +156,14 @@ class ServerConnection:
 
     async def _receive(self) -> bytes:
         """Return the next piece; empty at the end of the stream."""
-        if not self.reader.in_head:
-            return bytes(await self.stream.receive_some(_PIECE))
-        if self._head_deadline == math.inf:
-            self._head_deadline = trio.current_time() + self.head_s
-        with trio.move_on_at(self._head_deadline):
-            return bytes(await self.stream.receive_some(_PIECE))
-        self.reader.refuse(BadRequest(f"no complete head within {self.head_s:g} s", status=HTTPStatus.REQUEST_TIMEOUT))
-        self._news.notify()
+        if self.reader.in_head:
+            if self._head_deadline == math.inf:
+                self._head_deadline = trio.current_time() + self.head_s
+            with trio.move_on_at(self._head_deadline):
+                return bytes(await self.stream.receive_some(_PIECE))
+            why = f"no complete head within {self.head_s:g} s"
+            self.reader.refuse(BadRequest(why, status=HTTPStatus.REQUEST_TIMEOUT))
+            self._news.notify()
         return bytes(await self.stream.receive_some(_PIECE))
 
     @property

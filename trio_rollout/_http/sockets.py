@@ -153,49 +153,43 @@ async def _ask(sock: socket.socket, proxy: Address, address: Address) -> None:
 class TlsConnection:
     """A TLS stream after its handshake. For its methods see ``Connection``."""
 
-    __slots__ = ("_read_wants_write", "_stream", "_write_wants_read")
+    __slots__ = ("_read_wait", "_stream", "_write_wait")
 
     def __init__(self, stream: ssl.SSLSocket) -> None:
         self._stream = stream
         # TLS may have to write in order to read, and read in order to write (key updates); then the other one is awaited.
-        self._read_wants_write = False
-        self._write_wants_read = False
+        self._read_wait = trio.lowlevel.wait_readable
+        self._write_wait = trio.lowlevel.wait_writable
 
     def send_now(self, data: bytes | memoryview, /) -> int:
         """After a 0 the next call must bring the same bytes, as an exchange does."""
-        self._write_wants_read = False
+        self._write_wait = trio.lowlevel.wait_writable
         try:
             return self._stream.send(data)
         except ssl.SSLWantWriteError:
             return 0
         except ssl.SSLWantReadError:
-            self._write_wants_read = True
+            self._write_wait = trio.lowlevel.wait_readable
             return 0
 
     def recv_into_now(self, buffer: bytearray | memoryview, /) -> int | None:
-        self._read_wants_write = False
+        self._read_wait = trio.lowlevel.wait_readable
         try:
             return self._stream.recv_into(buffer)
         except ssl.SSLWantReadError:
             return None
         except ssl.SSLWantWriteError:
-            self._read_wants_write = True
+            self._read_wait = trio.lowlevel.wait_writable
             return None
 
     async def wait_readable(self) -> None:
         if self._stream.pending():  # decrypted already: the socket itself may stay silent
             await trio.lowlevel.checkpoint()
-            return
-        if self._read_wants_write:
-            await trio.lowlevel.wait_writable(self._stream)
         else:
-            await trio.lowlevel.wait_readable(self._stream)
+            await self._read_wait(self._stream)
 
     async def wait_writable(self) -> None:
-        if self._write_wants_read:
-            await trio.lowlevel.wait_readable(self._stream)
-        else:
-            await trio.lowlevel.wait_writable(self._stream)
+        await self._write_wait(self._stream)
 
     def close(self) -> None:
         """No TLS close message is sent: servers must cope with clients that vanish."""

@@ -332,7 +332,7 @@ class App:
         rid = f"HEALTH_CHECK_{self.frontend.submission.new_rid()}"
         item = Item(rid=rid, text=None, input_ids=[0], sampling=params, wanted=Wanted())
         try:
-            async with self.frontend.admitted(Call(items=(item,), samples=1, many=False, stream=False)) as all_active:
+            async with self.frontend.admitted(Call(items=(item,), samples=1, many=False)) as all_active:
                 await all_active[0].ended.wait()
         except Refusal:
             return  # no step will follow from this probe

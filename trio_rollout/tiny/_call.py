@@ -41,7 +41,6 @@ class Call:
     items: tuple[Item, ...]
     samples: int
     many: bool
-    stream: bool
 
 
 def _each(value: Any, count: int, default: Any, name: str) -> list[Any]:
@@ -124,7 +123,7 @@ def unfold(body: GenerateBody, new_rid: Callable[[], str]) -> Call:
         Item(rid=rid, text=text, input_ids=one, sampling=params, wanted=want)
         for rid, text, one, params, want in zip(rids, texts, ids, sampling, wanted, strict=True)
     ]
-    return Call(items=tuple(items), samples=samples.pop(), many=many, stream=bool(body.stream))
+    return Call(items=tuple(items), samples=samples.pop(), many=many)
 
 
 @final

@@ -83,16 +83,19 @@ class Answers:
 
     def final(self, active: ActiveRequest, now: float) -> dict[str, Any]:
         """Return the answer to a request that has ended."""
-        request = _request(active)
-        return self._answer(active, request, self.text(request, final=True), now=now)
+        request = active.request
+        if request is None:
+            raise AssertionError(f"{active!r} has no request to answer about")
+        answer = self._answer(request, self.text(request, final=True))
+        answer["meta_info"] |= {"e2e_latency": active.ended_at - active.arrived, "response_sent_to_client_ts": now}
+        return answer
 
-    def partial(self, active: ActiveRequest) -> dict[str, Any] | None:
+    def partial(self, request: Request) -> dict[str, Any] | None:
         """Return a chunk with everything so far, or None while the end of its text may become a stop string."""
-        request = _request(active)
         text = self.text(request, final=False)
         if not request.sampling.no_stop_trim and may_become_stop(text, request.sampling.stop):
             return None
-        return self._answer(active, request, text, now=None)
+        return self._answer(request, text)
 
     def text(self, request: Request, *, final: bool) -> str:
         """Return the text so far without what a client should not see: special tokens, the stop, half a character."""
@@ -103,47 +106,34 @@ class Answers:
         text = self.tokenizer.decode(ids, skip_special=sampling.skip_special_tokens, final=final)
         return text if finish is None else trimmed(text, finish)
 
-    def _answer(self, active: ActiveRequest, request: Request, text: str, *, now: float | None) -> dict[str, Any]:
+    def _answer(self, request: Request, text: str) -> dict[str, Any]:
         answer: dict[str, Any] = {"text": text, "output_ids": list(request.output_ids)}
         if request.wanted.prompt_ids:
             answer["prompt_token_ids"] = request.prompt.tolist()
-        answer["meta_info"] = self._reduced(request) if request.in_queue else self._whole(request)
-        if now is not None:
-            answer["meta_info"]["e2e_latency"] = active.ended_at - active.arrived
-            answer["meta_info"]["response_sent_to_client_ts"] = now
-        return answer
+        return answer | {"meta_info": self._meta(request)}
 
-    def _reduced(self, request: Request) -> dict[str, Any]:
-        """Return the ``meta_info`` of a request that ended in the queue."""
-        spans = request.spans(request.last_version)
-        meta: dict[str, Any] = {"id": request.rid, "finish_reason": request.finish}
-        meta |= {"weight_version": spans[-1]["version"], "weight_versions": spans}
-        if request.wanted.log_probs:
-            self._add_log_probs(request, meta)
-        meta["completion_tokens"] = len(request.output_ids)
-        return meta
-
-    def _whole(self, request: Request) -> dict[str, Any]:
-        """Return the ``meta_info`` of a request that ended in the batch, or runs there."""
+    def _meta(self, request: Request) -> dict[str, Any]:
+        """Return the ``meta_info``: shorter for a request that ended in the queue than for one that ended or runs in the batch."""
         spans = request.spans(request.last_version or self.scheduler.version)
         meta: dict[str, Any] = {
             "id": request.rid,
             "finish_reason": request.finish,
-            "prompt_tokens": int(request.prompt.size),
             "weight_version": spans[-1]["version"],
-            "num_retractions": request.retractions,
+            "completion_tokens": len(request.output_ids),
         }
         if request.wanted.log_probs:
             self._add_log_probs(request, meta)
-        meta |= {
-            "reasoning_tokens": 0,
-            "completion_tokens": len(request.output_ids),
-            "cached_tokens": request.cached_tokens,
-            "cached_tokens_details": None,
-            "dp_rank": None,
-        }
         if request.finish is not None:
             meta["weight_versions"] = spans
+        if not request.in_queue:
+            meta |= {
+                "prompt_tokens": int(request.prompt.size),
+                "num_retractions": request.retractions,
+                "reasoning_tokens": 0,
+                "cached_tokens": request.cached_tokens,
+                "cached_tokens_details": None,
+                "dp_rank": None,
+            }
         return meta
 
     def _add_log_probs(self, request: Request, meta: dict[str, Any]) -> None:
@@ -153,11 +143,11 @@ class Answers:
         meta["output_token_logprobs"] = self._triples(request, request.log_probs, request.output_ids)
         meta["output_token_logprobs_length"] = len(request.output_ids)
         if wanted.top:
-            meta["input_top_logprobs"] = [self._named(request, one) for one in request.input_top]
-            meta["output_top_logprobs"] = [self._named(request, one) for one in request.top]
+            meta["input_top_logprobs"] = self._named(request, request.input_top)
+            meta["output_top_logprobs"] = self._named(request, request.top)
         if wanted.token_ids:
-            meta["input_token_ids_logprobs"] = [self._named(request, one) for one in request.input_chosen]
-            meta["output_token_ids_logprobs"] = [self._named(request, one) for one in request.chosen]
+            meta["input_token_ids_logprobs"] = self._named(request, request.input_chosen)
+            meta["output_token_ids_logprobs"] = self._named(request, request.chosen)
 
     def _triples(self, request: Request, scores: list[Any], ids: list[int]) -> list[tuple[Any, int, str | None]]:
         texts: list[str | None] = [None] * len(ids)
@@ -165,16 +155,13 @@ class Answers:
             texts = [self.tokenizer.decode([token], skip_special=False) for token in ids]
         return list(zip(scores, ids, texts, strict=True))
 
-    def _named(self, request: Request, ranked: Ranked) -> list[tuple[Any, int, str | None]] | None:
-        if ranked is None:
-            return None
-        return self._triples(request, [score for score, _, _ in ranked], [token for _, token, _ in ranked])
-
-
-def _request(active: ActiveRequest) -> Request:
-    if active.request is None:
-        raise AssertionError(f"{active!r} has no request to answer about")
-    return active.request
+    def _named(self, request: Request, places: list[Ranked]) -> list[list[tuple[Any, int, str | None]] | None]:
+        return [
+            None
+            if place is None
+            else self._triples(request, [score for score, _, _ in place], [token for _, token, _ in place])
+            for place in places
+        ]
 
 
 _DELTAS = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
@@ -212,7 +199,7 @@ class Chunks:
         if self._active.ended.is_set():
             self.over = True
             return self._cut(self._answers.final(self._active, now), resend=request.in_queue)
-        partial = self._answers.partial(self._active)
+        partial = self._answers.partial(request)
         return None if partial is None else self._cut(partial, resend=False)
 
     def _cut(self, answer: dict[str, Any], *, resend: bool) -> dict[str, Any]:

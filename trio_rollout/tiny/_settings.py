@@ -7,10 +7,6 @@ import attrs
 from .._core.checks import at_least, seconds, whole
 
 
-def _path(value: str | Path | None) -> Path | None:
-    return None if value is None else Path(value)
-
-
 @attrs.frozen(kw_only=True)
 class TinySettings:
     """Settings of one tiny server. All times are seconds.
@@ -37,7 +33,7 @@ class TinySettings:
     rows: int = attrs.field(default=4096, validator=whole(1))
     scale: float = attrs.field(default=2.0, converter=float, validator=at_least(0.0))
     seed: int = attrs.field(default=0, validator=whole(0))
-    weights: Path | None = attrs.field(default=None, converter=_path)
+    weights: Path | None = attrs.field(default=None, converter=attrs.converters.optional(Path))
     eos_id: int | None = None
     max_running: int = attrs.field(default=64, validator=whole(1))
     max_queued: int | None = attrs.field(default=None, validator=attrs.validators.optional(whole(0)))
@@ -45,7 +41,7 @@ class TinySettings:
     cache_tokens: int = attrs.field(default=1_000_000, validator=whole(0))
     step_delay: float = attrs.field(default=0.0, converter=float, validator=at_least(0.0))
     incremental: bool = False
-    script: Path | None = attrs.field(default=None, converter=_path)
+    script: Path | None = attrs.field(default=None, converter=attrs.converters.optional(Path))
     reasoning_parser: str | None = None
     health_timeout: float = attrs.field(default=20.0, converter=float, validator=seconds)
     disconnect_poll: float = attrs.field(default=4.0, converter=float, validator=seconds)

@@ -22,7 +22,7 @@ from ..._http.server import (
     whole_answer,
 )
 from .._sim.connection import SimStream
-from .plan import Fault, Run
+from .plan import Fault, Reply, Run
 
 
 async def reset(stream: trio.abc.Stream) -> None:
@@ -59,9 +59,8 @@ class _Answer:
         whole = whole_answer(self.status, self.body, [*self.headers.items(), *extra.items()])
         return whole if body is None else whole[: len(whole) - len(self.body)] + body
 
-    @property
     def half(self) -> bytes:
-        """The answer up to the middle of its body."""
+        """Return the answer up to the middle of its body."""
         return self.whole(body=self.body[: len(self.body) // 2])
 
     def chunked(self, *, ended: bool) -> bytes:
@@ -71,6 +70,10 @@ class _Answer:
         head = answer_head(self.status, [*self.headers.items(), ("transfer-encoding", "chunked")])
         return head + chunks + (b"0\r\nx-trailer: 1\r\n\r\n" if ended else b"")
 
+    def in_1_0(self) -> bytes:
+        """Return the answer in HTTP/1.0: its body ends with the connection."""
+        return answer_head(self.status, self.headers.items(), version="1.0") + self.body
+
     def packed(self) -> bytes:
         """Return the answer with a compressed body."""
         return attrs.evolve(self, body=gzip.compress(self.body)).whole(content_encoding="gzip")
@@ -79,41 +82,31 @@ class _Answer:
 _Shape: TypeAlias = tuple[Callable[[_Answer], bytes], _End]
 _WHOLE: Final[_Shape] = (_Answer.whole, _End.KEEP)
 _SHAPES: Final[Mapping[Fault, _Shape]] = {
-    Fault.HANG_IN_BODY: (lambda answer: answer.half, _End.HANG),
-    Fault.RESET_IN_BODY: (lambda answer: answer.half, _End.RESET),
-    Fault.SHORT_BODY: (lambda answer: answer.half, _End.CLOSE),
+    Fault.HANG_IN_BODY: (_Answer.half, _End.HANG),
+    Fault.RESET_IN_BODY: (_Answer.half, _End.RESET),
+    Fault.SHORT_BODY: (_Answer.half, _End.CLOSE),
     Fault.SHORT_CHUNKED: (lambda answer: answer.chunked(ended=False), _End.CLOSE),
     Fault.LONG_BODY: (lambda answer: answer.whole() + b'{"more": 1}', _End.KEEP),
     Fault.CHUNKED: (lambda answer: answer.chunked(ended=True), _End.KEEP),
     Fault.CLOSE_AFTER: (lambda answer: answer.whole(connection="close"), _End.CLOSE),
-    Fault.CLOSE_QUIETLY: (lambda answer: answer.whole(), _End.CLOSE),
+    Fault.CLOSE_QUIETLY: (_Answer.whole, _End.CLOSE),
     Fault.CONTINUE_FIRST: (lambda answer: CONTINUE + answer.whole(), _End.KEEP),
-    Fault.HTTP_1_0: (
-        lambda answer: answer_head(answer.status, answer.headers.items(), version="1.0") + answer.body,
-        _End.CLOSE,
-    ),
-    Fault.GZIP: (lambda answer: answer.packed(), _End.KEEP),
+    Fault.HTTP_1_0: (_Answer.in_1_0, _End.CLOSE),
+    Fault.GZIP: (_Answer.packed, _End.KEEP),
     Fault.NOT_HTTP: (lambda _: b"-ERR unknown command\r\n\r\n", _End.CLOSE),
 }
 
 
-async def send_answer(
-    connection: ServerConnection,
-    body: bytes,
-    fault: Fault | None,
-    *,
-    status: int = 200,
-    headers: Mapping[str, str] | None = None,
-    drip_s: float = 0.0,
-) -> None:
+async def send_answer(connection: ServerConnection, reply: Reply, fault: Fault | None, *, drip_s: float) -> None:
     """Send an answer, damaged by the fault, and end the connection if the fault does."""
-    answer = _Answer(status, {"content-type": "application/json", **(headers or {})}, body)
+    body = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
+    answer = _Answer(reply.status, {"content-type": "application/json", **reply.headers}, body)
     if fault is Fault.DRIP:
         for byte in answer.whole():
             await connection.stream.send_all(bytes([byte]))
             await trio.sleep(drip_s)
         return
-    shape, end = _SHAPES.get(fault, _WHOLE) if fault is not None else _WHOLE
+    shape, end = _WHOLE if fault is None else _SHAPES.get(fault, _WHOLE)
     await connection.stream.send_all(shape(answer))
     if end is _End.KEEP:
         return
@@ -218,8 +211,6 @@ def _damage(meta: dict[str, Any], fault: Fault) -> None:
             del meta["finish_reason"]
         case Fault.OTHER_ANSWER:
             meta["id"] = "0" * 32
-        case _:
-            pass
 
 
 _HALF_WAY: Final = {Fault.RESET_IN_BODY, Fault.SHORT_BODY, Fault.SHORT_CHUNKED, Fault.HANG_IN_BODY}

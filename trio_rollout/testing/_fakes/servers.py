@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 import trio
 
-from ..._core.arrays import IdArray, id_array
+from ..._core.arrays import id_array
 from ..._core.enums import PauseMode, Stop
 from ..._core.sampling import SamplingParams
 from ..._core.settings import Deadlines
@@ -59,11 +59,6 @@ class _Call:
     on_tokens: OnTokens | None = None
     done: float = 0.0
     aborted: bool = False
-
-    @property
-    def is_unwatched(self) -> bool:
-        """True if no caller follows the progress of the call."""
-        return self.on_progress is None and self.on_tokens is None
 
 
 @final
@@ -155,12 +150,13 @@ class FakeServers:
 
     async def _run(self, call: _Call, seconds: float, tokens: int) -> None:
         """Run the call's clock to ``seconds``; the clock stands still while the server is paused."""
+        unwatched = call.on_progress is None and call.on_tokens is None
         while call.done < seconds and not call.aborted:
             if self.paused is not None:
                 await self._changed.wait_until(lambda: self.paused is None or call.aborted)
                 continue
             version, began = self.version or 0, trio.current_time()
-            slice_s = seconds - call.done if call.is_unwatched else min(seconds - call.done, seconds / tokens)
+            slice_s = seconds - call.done if unwatched else min(seconds - call.done, seconds / tokens)
             with trio.move_on_after(slice_s) as rest:
                 await self._changed.wait_until(partial(self._disturbed, call, version))
             last = rest.cancelled_caught and slice_s == seconds - call.done
@@ -192,7 +188,7 @@ class FakeServers:
             spans = [VersionSpan(0, tokens, self.version or 0)]
         return Turn(
             rid=self.ports.new_rid(),
-            prompt_ids=_ids_of(input_ids),
+            prompt_ids=id_array(list(input_ids.encode()) if isinstance(input_ids, str) else input_ids),
             output_ids=np.arange(tokens, dtype=np.int32) + 100,
             log_probs=np.full(tokens, -0.5, np.float32),
             text=f"answer {call.number}",
@@ -254,10 +250,6 @@ class FakeServers:
             requests=self.calls,
         )
         return ServerStatistics(servers=(server,), connections=0, owed_aborts=0, orphans=0, late=0)
-
-
-def _ids_of(prompt: ModelInput) -> IdArray:
-    return id_array(list(prompt.encode())) if isinstance(prompt, str) else id_array(prompt)
 
 
 def prompts(count: int, *, prefix: str = "p") -> Sequence[Prompt]:

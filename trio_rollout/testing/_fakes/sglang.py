@@ -192,8 +192,7 @@ class FakeSGLang:
         return seen
 
     async def _send(self, connection: ServerConnection, reply: Reply, fault: Fault | None = None) -> None:
-        body = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
-        await send_answer(connection, body, fault, status=reply.status, headers=reply.headers, drip_s=self.drip_s)
+        await send_answer(connection, reply, fault, drip_s=self.drip_s)
 
     async def _generate(self, connection: ServerConnection, seen: Seen, action: Action) -> None:
         running = self._admit(seen, action)
@@ -216,9 +215,7 @@ class FakeSGLang:
             await streamed.end(self._version)
         else:
             body = json.dumps(running.answer(self._version, fault)).encode()
-            if fault is Fault.MALFORMED_JSON:
-                body = body[:-9]
-            await send_answer(connection, body, fault, drip_s=self.drip_s)
+            await self._send(connection, Reply(body=body[:-9] if fault is Fault.MALFORMED_JSON else body), fault)
 
     async def _run_until_disconnect(
         self, connection: ServerConnection, running: Running, fault: Fault | None, streamed: EventStream | None
@@ -270,8 +267,7 @@ class FakeSGLang:
     ) -> None:
         await connection.gone.wait()
         if not running.parked:
-            with trio.move_on_after(self.disconnect_s):
-                await trio.sleep_forever()
+            await trio.sleep(self.disconnect_s)
         scope.cancel()
 
 

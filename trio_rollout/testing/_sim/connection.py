@@ -313,16 +313,16 @@ class Wire:
 
 
 @final
+@attrs.define(eq=False, repr=False)
 class End:
     """One end of a wire. The client's end stands in for a socket (``_http.Connection``)."""
 
-    def __init__(self, wire: Wire, outgoing: Pipe, incoming: Pipe) -> None:
-        self._wire = wire
-        self._out = outgoing
-        self._in = incoming
-        self.closed: bool = False
-        self.ended: bool = False
-        """True once ``send_eof`` was called."""
+    _wire: Wire
+    _outgoing: Pipe
+    _incoming: Pipe
+    closed: bool = attrs.field(default=False, init=False)
+    ended: bool = attrs.field(default=False, init=False)
+    """True once ``send_eof`` was called."""
 
     def _require_open(self) -> None:
         if self.closed:
@@ -331,22 +331,22 @@ class End:
     def send_now(self, data: bytes | bytearray | memoryview, /) -> int:
         """Send without waiting; return the number of bytes taken."""
         self._require_open()
-        count = self._out.put(data)
+        count = self._outgoing.put(data)
         self._wire.moved(count)
         return count
 
     def recv_into_now(self, buffer: bytearray | memoryview, /) -> int | None:
         """Receive into ``buffer``; return the number of bytes, 0 at the end, None if there is nothing yet."""
         self._require_open()
-        return self._in.take(buffer)
+        return self._incoming.take(buffer)
 
     async def wait_readable(self) -> None:
         """Wait until ``recv_into_now`` would not return None."""
-        await self._wait(self._in, self._in.readable_at)
+        await self._wait(self._incoming, self._incoming.readable_at)
 
     async def wait_writable(self) -> None:
         """Wait until ``send_now`` takes a byte or raises."""
-        await self._wait(self._out, self._out.writable_at)
+        await self._wait(self._outgoing, self._outgoing.writable_at)
 
     async def _wait(self, pipe: Pipe, at: Callable[[], float]) -> None:
         await pipe.wait(lambda: trio.current_time() if self.closed else at())
@@ -356,34 +356,34 @@ class End:
     def send_eof(self) -> None:
         """End the outgoing direction only."""
         self.ended = True
-        self._out.end()
+        self._outgoing.end()
 
     def close(self) -> None:
         """Close this end. As in TCP, unread bytes turn the close into a reset."""
         if self.closed:
             return
         self.closed = True
-        client = self._out is self._wire.up
+        client = self._outgoing is self._wire.up
         if client or not self._wire.server_lost:
-            self._out.end()
-            if self._in.leave():
-                self._wire.reset(self._out)
+            self._outgoing.end()
+            if self._incoming.leave():
+                self._wire.reset(self._outgoing)
         self._wire.end_closed(client=client)
 
     def reset(self) -> None:
         """Close this end by a reset: bytes in transit are lost."""
         if not self.closed:
-            self._wire.reset(self._out)
+            self._wire.reset(self._outgoing)
             self.close()
 
 
 @final
+@attrs.define(eq=False)
 class _OneAtATime:
     """Refuses a second task, as Trio's streams do."""
 
-    def __init__(self, doing: str) -> None:
-        self._doing = doing
-        self._busy = False
+    _doing: str
+    _busy: bool = attrs.field(default=False, init=False)
 
     def __enter__(self) -> None:
         if self._busy:

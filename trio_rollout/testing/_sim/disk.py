@@ -44,12 +44,7 @@ def disk_full_from(number: int) -> Fault:
 
 def failing_at(number: int) -> Fault:
     """Return a fault: this one operation fails."""
-
-    def fault(index: int, op: Op) -> OSError | None:
-        del op
-        return OSError(errno.EIO, "the simulated disk failed") if index == number else None
-
-    return fault
+    return lambda index, _op: OSError(errno.EIO, "the simulated disk failed") if index == number else None
 
 
 @final

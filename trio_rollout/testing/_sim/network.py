@@ -224,6 +224,15 @@ class Trouble(enum.Enum):
     """All connections of the host are reset."""
 
 
+_TROUBLES: Mapping[Trouble, tuple[Callable[[SimHost], None], Callable[[SimHost], None] | None]] = {
+    Trouble.KILL: (SimHost.kill, SimHost.start),
+    Trouble.POWER_OFF: (SimHost.power_off, SimHost.start),
+    Trouble.PARTITION: (SimHost.partition, SimHost.mend),
+    Trouble.RESET: (SimHost.reset_connections, None),
+}
+"""The beginning and the end of each."""
+
+
 async def disturb(
     net: SimNet,
     *,
@@ -239,19 +248,9 @@ async def disturb(
     while True:
         await trio.sleep(rng.uniform(*every))
         host = rng.choice(net.hosts)
-        await _one(host, rng.choice(kinds), rng.uniform(*outage))
-
-
-async def _one(host: SimHost, kind: Trouble, seconds: float) -> None:
-    begin = {
-        Trouble.KILL: host.kill,
-        Trouble.POWER_OFF: host.power_off,
-        Trouble.PARTITION: host.partition,
-        Trouble.RESET: host.reset_connections,
-    }
-    begin[kind]()
-    await trio.sleep(seconds)
-    if kind is Trouble.PARTITION:
-        host.mend()
-    elif kind is not Trouble.RESET:
-        host.start()
+        begin, end = _TROUBLES[rng.choice(kinds)]
+        seconds = rng.uniform(*outage)
+        begin(host)
+        await trio.sleep(seconds)
+        if end is not None:
+            end(host)

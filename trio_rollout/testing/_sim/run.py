@@ -368,14 +368,8 @@ def _require_still_watching(instruments: Sequence[trio.abc.Instrument]) -> None:
 
 
 def _require_no_system_tasks() -> None:
-    root = trio.lowlevel.current_root_task()
+    root, main = trio.lowlevel.current_root_task(), trio.lowlevel.current_task()
     nurseries = [] if root is None else root.child_nurseries
-    main = trio.lowlevel.current_task()
-    left = [
-        task.name
-        for nursery in nurseries
-        for task in nursery.child_tasks
-        if task is not main and not task.name.startswith("<TrioToken")
-    ]
+    left = [task.name for task in _user_tasks() if task is not main and task.parent_nursery in nurseries]
     if left:
         raise SystemTaskLeft(f"system tasks still run at the end: {sorted(left)}\n{task_tree()}")

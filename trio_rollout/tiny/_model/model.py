@@ -36,10 +36,6 @@ def mixed(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return value ^ (value >> np.uint64(31))
 
 
-def _multipliers(count: int) -> npt.NDArray[np.uint64]:
-    return mixed(np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN) | np.uint64(1)
-
-
 def log_softmax(logits: Floats) -> Floats:
     """Return the log-probs of each row of logits."""
     shifted = logits - logits.max(axis=1, keepdims=True)
@@ -67,7 +63,8 @@ class TinyModel:
             powers = [base**place for place in range(self.context_tokens)]
             self._weights = np.array(powers[::-1], np.uint64)
         else:
-            self._weights = _multipliers(self.context_tokens)
+            numbers = np.arange(1, self.context_tokens + 1, dtype=np.uint64)
+            self._weights = mixed(numbers * _GOLDEN) | np.uint64(1)
 
     def __repr__(self) -> str:
         kind = "a row for every context" if self._exact else "hashed"

@@ -15,9 +15,6 @@ from tokenizers import Tokenizer
 DATA = Path(__file__).with_name("data")
 """The folder with ``tokenizer.json``, ``tokenizer_config.json`` (chat template) and ``config.json``."""
 
-END = "<|im_end|>"
-"""The end of a message; the model's end token."""
-
 
 def _bytes_of_chars() -> dict[str, int]:
     """Return the byte of each character of a byte-level vocabulary; printable characters stand for themselves."""
@@ -56,8 +53,8 @@ class TinyTokenizer:
 
     @property
     def end_id(self) -> int:
-        """The id of ``<|im_end|>``."""
-        return self._pieces.index(END.encode())
+        """The id of ``<|im_end|>``: the end of a message, and the model's end token."""
+        return self._pieces.index(b"<|im_end|>")
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of ``text``; special tokens written out in it become their ids."""
