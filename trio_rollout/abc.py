@@ -25,6 +25,7 @@ from ._core.events import (
     GroupStarted,
     GroupStarved,
     SampleFinished,
+    SampleRetried,
     ServersStayedPaused,
     TurnFinished,
     VersionNoted,
@@ -191,11 +192,13 @@ class Reward(Protocol):
     """Scores one trajectory."""
 
     async def __call__(self, trajectory: Trajectory, /) -> float | Mapping[str, float]:
-        """Return the reward, or several by name; finite numbers.
+        """Return the reward, or several by name; finite numbers, numpy's included, and arrays or tensors of one element.
 
-        Called by the engine after the generate function, many at a time, each call for at most ``Deadlines.reward``; the
-        attempt's end cancels it. An exception, a missed deadline and a value that is no finite number are the scorer's
-        fault: it alone is called again, ``Retry.max_attempts`` times in all, before the attempt fails.
+        The names must be the same for all samples of a group. Called by the engine after the generate function, many at a
+        time, each call for at most ``Deadlines.reward``; the attempt's end cancels it. An exception of any class, a missed
+        deadline and a value that is no finite number are the scorer's fault: it alone is called again,
+        ``Retry.max_attempts`` times in all, but not after two failures alike. ``errors.InfrastructureError`` and what
+        ``Retry.infrastructure`` names cost no try.
         """
 
 
@@ -203,7 +206,7 @@ class GroupReward(Protocol):
     """Scores a whole group at once."""
 
     async def __call__(self, group: Group, /) -> Sequence[float | Mapping[str, float]]:
-        """Return one reward for each trajectory, in order.
+        """Return one reward for each trajectory, in order: a sequence, or an array with one dimension.
 
         Called by the engine when all rollouts of a group are finished, before the filter; otherwise like ``Reward``.
         """
@@ -405,6 +408,7 @@ __all__ = [
     "Reward",
     "Rollout",
     "SampleFinished",
+    "SampleRetried",
     "ServerControl",
     "ServersStayedPaused",
     "Session",

@@ -81,7 +81,16 @@ class ServerBusy(ServerError):
         """Seconds that the server asked to wait; None if it did not say."""
 
 
-class ServerLost(ServerError):
+class InfrastructureError(RolloutError):
+    """A machine, service or sandbox that a rollout needs has failed: no fault of the policy's, nor of user code's.
+
+    Raised by this package for lost servers, sandboxes and tools; raise it, or a subclass, from your generate function or
+    scorer for infrastructure that is yours. The engine runs that sample again, alone, and counts nothing of
+    ``Retry.max_attempts``; its siblings go on. ``Retry.infrastructure`` names classes of other packages that mean the same.
+    """
+
+
+class ServerLost(ServerError, InfrastructureError):
     """The connection to a server broke, or the server stopped answering. The request may have been executed.
 
     Raised by ``rollout.generate``, ``open_tiny_process`` and leased servers. The engine runs the group again on another
@@ -151,11 +160,18 @@ class SessionClosed(RolloutError):
     """
 
 
-class ToolError(RolloutError):
+class ToolError(InfrastructureError):
     """A tool, a command or a sandbox could not be run at all. An infrastructure failure, never the policy's.
 
     Raised by ``trio_rollout.tools`` and its sandboxes; a command that fails or takes too long is a result and no error. The
     engine tries the group again. Correct the environment of the tools.
+    """
+
+
+class SandboxLost(InfrastructureError):
+    """A sandbox is gone, or no longer answers.
+
+    Raised by providers of sandboxes. The engine runs the sample again, alone, in a fresh sandbox.
     """
 
 

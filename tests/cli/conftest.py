@@ -18,7 +18,7 @@ from trio_rollout._core.ledger_events import (
     RunIdentity,
     VersionChanged,
 )
-from trio_rollout._core.statistics import EngineStatistics
+from trio_rollout._core.statistics import EngineStatistics, TokenCounts
 from trio_rollout._core.values import (
     Failure,
     Group,
@@ -31,6 +31,7 @@ from trio_rollout._core.values import (
 )
 from trio_rollout.ledger import open_ledger
 
+NO_TOKENS = TokenCounts(in_flight=0, kept=0, delivered=0, filtered=0, wasted={})
 StatisticsOf = Callable[..., EngineStatistics]
 
 
@@ -46,7 +47,7 @@ def statistics_of() -> StatisticsOf:
             ),
             0,
         )
-        return EngineStatistics(**{**zeros, "requeues": {}, **counts})
+        return EngineStatistics(**{**zeros, "requeues": {}, "retries": {}, "tokens": NO_TOKENS, **counts})
 
     return make
 

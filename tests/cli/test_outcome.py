@@ -89,7 +89,9 @@ def test_the_summary_counts_groups_since_the_beginning_and_tokens_of_this_run(fi
         ("mean reward in this run", "0.2500"),
         ("tokens in this run", "8,000"),
         ("tokens/s", "400"),
+        ("retries", "none"),
         ("requeues", "none"),
+        ("tokens wasted", "none"),
         ("time", "20s"),
     ]:
         assert any(name in line and line.rstrip("│ ").endswith(value) for line in text.splitlines()), name

@@ -176,7 +176,7 @@ def test_quarantined_groups_are_listed(run, scripted, tmp_path):
 
     assert ended.status == 3, ended.out + ended.err
     assert any("groups scored" in line and "5 of 6" in line for line in ended.lines)
-    assert [line for line in ended.lines if line.startswith("quarantined 0/5: error after 2 attempts: RewardError:")]
+    assert [line for line in ended.lines if line.startswith("quarantined 0/5: error after 1 attempt: RewardError:")]
     assert sorted(exported(tmp_path / "out")) == ["0", "1", "2", "3", "4"]
 
 

@@ -101,7 +101,9 @@ async def run(backend, *, count, seed, bridge_settings, deadlines):
         with contextlib.suppress(EndOfData):
             while True:
                 ids += [group.prompt.id for group in (await engine.next_batch(4)).groups]
-        assert sorted(ids) == sorted(f"p{number}" for number in range(count))
+        given_up = [report.id.prompt for report in engine.quarantined()]  # a scorer that failed alike twice in a row
+        assert sorted(ids + given_up) == sorted(f"p{number}" for number in range(count))
+        assert len(given_up) <= count // 5
         assert engine.statistics().running_rollouts == 0
         report = bridge.statistics()
     assert bridge.statistics().running == 0

@@ -142,7 +142,7 @@ async def test_what_a_dead_node_had_runs_elsewhere(autojump_clock, caplog):
         nursery.start_soon(kill_one)
         assert sorted(await take_all(service)) == everything(90)
         counts, names, _ = await service.statistics()
-    assert counts.requeues[Cause.SERVER_LOST] == 2
+    assert counts.retries[Cause.SERVER_LOST] == 4
     assert counts.quarantined == 0
     assert len(names) == 3
     assert nodes[1].lives == 2
@@ -220,7 +220,7 @@ async def test_servers_that_are_lost_send_the_group_elsewhere(autojump_clock, ca
     async with cluster(3, settings=settings, generate=generate) as (service, _):
         assert sorted(await take_all(service)) == everything(3)
         counts, *_ = await service.statistics()
-    assert counts.requeues[Cause.SERVER_LOST] >= 1
+    assert counts.retries[Cause.SERVER_LOST] >= 1
 
 
 async def test_the_filter_is_asked_once_by_the_service(autojump_clock):

@@ -158,7 +158,8 @@ def test_groups_older_than_the_weight_version_allows_are_sampled_again(
     second = call(fn, train(types, 1, weight_version=2))
     assert {version for sample in rows(second) for version in sample.weight_versions} <= versions
     assert len(rows(second)) == 6
-    assert (second.metrics["rollout/fully_async/requeued_stale"] > 0) is (versions == {"2"})
+    stale = sum(second.metrics[f"rollout/fully_async/{what}_stale"] for what in ("requeued", "retried"))
+    assert (stale > 0) is (versions == {"2"})
 
 
 def test_staleness_of_custom_functions_is_that_of_their_samples_oldest_version(types, make, call, seen, server, caplog):
@@ -166,7 +167,7 @@ def test_staleness_of_custom_functions_is_that_of_their_samples_oldest_version(t
     fn = make(arguments(server, max_weight_staleness=1, custom_generate_function_path=path), source())
     output = call(fn, train(types, 0, weight_version=5))
     assert all(sample.weight_versions == ["5"] for sample in rows(output))
-    assert output.metrics["rollout/fully_async/requeued_stale"] > 0
+    assert output.metrics["rollout/fully_async/retried_stale"] > 0
 
 
 def test_an_update_behind_our_back_is_survived(types, make, call, server, caplog):
@@ -179,7 +180,7 @@ def test_an_update_behind_our_back_is_survived(types, make, call, server, caplog
     server.call(update_behind_our_back, server.value)
     caller.join()
     assert len(rows(answers[0])) == 2
-    assert answers[0].metrics["rollout/fully_async/requeued_server_abort"] == 1
+    assert answers[0].metrics["rollout/fully_async/retried_server_abort"] == 2
     assert answers[0].metrics["rollout/fully_async/quarantined"] == 0
 
 

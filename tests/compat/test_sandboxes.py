@@ -170,7 +170,7 @@ async def test_leaving_the_provider_destroys_every_sandbox_that_is_left(service)
         assert service.created == 1
 
 
-async def test_in_the_engine_one_that_cannot_be_created_requeues_its_group(provider, service):
+async def test_in_the_engine_one_that_cannot_be_created_is_infrastructure(provider, service):
     async def generate(_prompt, rollout):
         async with rollout.tools.open_sandbox(provider, settings=QUICK) as sandbox:
             assert (await sandbox.exec(["true"])).exit_code == 0
@@ -184,7 +184,7 @@ async def test_in_the_engine_one_that_cannot_be_created_requeues_its_group(provi
         settings=EngineSettings(samples_per_prompt=1, retry=Retry(backoff_base=0.0)),
     ) as engine:
         batch = await engine.next_batch(1)
-        assert engine.statistics().requeues[Cause.ERROR] == 1
+        assert engine.statistics().retries[Cause.INFRASTRUCTURE] == 1
 
-    assert batch.groups[0].attempt == 2
+    assert batch.groups[0].attempt == 1
     assert service.alive == set()

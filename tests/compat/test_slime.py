@@ -128,7 +128,7 @@ def test_what_the_host_aborted_is_tried_again_from_a_pristine_sample(host, seen,
     output = generate_rollout(args, 0, DataSource())
     assert all(sample.response == "abc" for sample in rows(output))
     assert output.metrics["rollout/fully_async/quarantined"] == 0
-    assert output.metrics["rollout/fully_async/requeued_server_lost"] >= 2
+    assert output.metrics["rollout/fully_async/retried_server_lost"] >= 2
     sessions = [entry[1] for entry in seen if len(entry) == 2]
     assert len(sessions) == len(set(sessions))
 
@@ -200,7 +200,7 @@ def test_an_update_behind_our_back_is_survived(host, server, caplog):
     caller.join()
     (output,) = results
     assert len(rows(output)) == 2
-    assert output.metrics["rollout/fully_async/requeued_server_abort"] == 1
+    assert output.metrics["rollout/fully_async/retried_server_abort"] == 2
     assert output.metrics["rollout/fully_async/quarantined"] == 0
 
 

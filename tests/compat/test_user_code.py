@@ -158,7 +158,7 @@ async def test_a_request_that_is_refused_reaches_the_function_as_it_is(autojump_
     assert seen == [error]
 
 
-async def test_a_weight_update_requeues_without_using_up_an_attempt(autojump_clock):
+async def test_a_weight_update_restarts_without_using_up_an_attempt(autojump_clock):
     swallowed = []
 
     async def generate(prompt, rollout):
@@ -182,7 +182,7 @@ async def test_a_weight_update_requeues_without_using_up_an_attempt(autojump_clo
         async with engine.weight_update(version=1, mode=PauseMode.ABORT):
             servers.set_version(1)
         (group,) = await collect(engine)
-        assert requeues(engine) == {Cause.WEIGHT_UPDATE: 1}
+        assert engine.statistics().retries[Cause.WEIGHT_UPDATE] == 2
     assert group.oldest_version == 1
     assert not swallowed
 

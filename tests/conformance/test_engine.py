@@ -95,7 +95,7 @@ async def test_a_weight_update_with_eight_in_flight(server: Server, mode: PauseM
     assert len(groups) == 2
     assert all(len(row.segments[0].log_probs) == 300 for group in groups for row in group.trajectories)
     assert {group.newest_version for group in groups} == {after}
-    assert counts.requeues[Cause.WEIGHT_UPDATE] == (2 if mode is PauseMode.ABORT else 0)
+    assert counts.retries[Cause.WEIGHT_UPDATE] == (8 if mode is PauseMode.ABORT else 0)
     assert {group.oldest_version for group in groups} == ({after} if mode is PauseMode.ABORT else {before})
     assert {"pause", "body", "confirm", "resume", "open"} <= window.seconds.keys()
 

@@ -13,6 +13,7 @@ LOADS = st.builds(
     free_slots=SMALL,
     per_group=st.integers(1, 5),
     eligible=SMALL,
+    needs=st.lists(st.integers(1, 5), min_size=1, max_size=12),
     finished=SMALL,
     bound=SMALL,
     exhausted=st.booleans(),
@@ -26,7 +27,7 @@ LOADS = st.builds(
 @given(LOADS)
 def test_where_something_may_start_or_be_pulled_the_quick_answers_say_so(load):
     if startable(load) > 0:
-        assert may_start(free_slots=load.free_slots, per_group=load.per_group)
+        assert may_start(free_slots=load.free_slots, per_group=load.needs[0])
     if pullable(load) > 0:
         assert may_pull(free_slots=load.free_slots, per_group=load.per_group, eligible=load.eligible, ahead=load.ahead)
 
@@ -45,5 +46,5 @@ def test_where_slots_and_queue_alone_decide_they_are_the_rule_itself(load):
         most_resting=1,
     )
     slots = {"free_slots": free.free_slots, "per_group": free.per_group}
-    assert may_start(**slots) == (startable(free) > 0)
+    assert may_start(free_slots=free.free_slots, per_group=free.needs[0]) == (startable(free) > 0)
     assert may_pull(**slots, eligible=free.eligible, ahead=free.ahead) == (pullable(free) > 0)

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_rollout import Cause, Failure, Segment, Trajectory, VersionSpan
+from trio_rollout import Cause, Failure, Segment, Staleness, Trajectory, VersionSpan
 from trio_rollout._core.lifecycle import IllegalTransition
 from trio_rollout._core.samples import (
     SAMPLE_TRANSITIONS,
-    Progress,
     SampleCounts,
     SampleEvent,
     Samples,
@@ -63,24 +62,24 @@ def test_every_pair_is_in_the_table_or_refused(state, event):
         apply(samples, 0, step)
     if event in SAMPLE_TRANSITIONS[state]:
         apply(samples, 0, event)
-        assert samples.state(0) is SAMPLE_TRANSITIONS[state][event]
+        assert samples[0].state is SAMPLE_TRANSITIONS[state][event]
     else:
         with pytest.raises(IllegalTransition, match=f"sample 0 that is {state.value} cannot {event.value}"):
             apply(samples, 0, event)
-        assert samples.state(0) is state
+        assert samples[0].state is state
 
 
 @given(st.lists(st.tuples(st.integers(0, N - 1), st.sampled_from(list(SampleEvent))), max_size=60))
 def test_the_counts_always_add_up_and_only_finished_samples_are_kept(events):
     samples = Samples.of(N)
     for index, event in events:
-        if event in SAMPLE_TRANSITIONS[samples.state(index)]:
+        if event in SAMPLE_TRANSITIONS[samples[index].state]:
             apply(samples, index, event)
-        assert sum(samples.count(state) for state in SampleState) == len(samples) == N
+        assert sum(samples.count(state) for state in SampleState) == N
         assert [row.index for row in samples.kept()] == [
-            each for each in range(N) if samples.state(each) is SampleState.FINISHED
+            each for each in range(N) if samples[each].state is SampleState.FINISHED
         ]
-        assert all(samples.state(each) is SampleState.MISSING for each in samples.missing())
+        assert all(samples[each].state is SampleState.MISSING for each in samples.missing())
         assert len(samples.missing()) == samples.count(SampleState.MISSING)
 
 
@@ -97,22 +96,23 @@ def with_results(finished: int, failed: int) -> Samples:
 
 
 @pytest.mark.parametrize(
-    ("finished", "failed", "min_samples", "wanted"),
+    ("finished", "failed", "min_samples", "can_complete"),
     [
-        (0, 0, None, Progress.UNFINISHED),
-        (3, 0, None, Progress.UNFINISHED),
-        (4, 0, None, Progress.COMPLETE),
-        (3, 1, None, Progress.FAILED),
-        (0, 1, None, Progress.FAILED),
-        (0, 1, 3, Progress.UNFINISHED),
-        (3, 1, 3, Progress.COMPLETE),
-        (3, 0, 3, Progress.UNFINISHED),
-        (2, 2, 3, Progress.FAILED),
-        (0, 2, 3, Progress.FAILED),
+        (0, 0, None, True),
+        (4, 0, None, True),
+        (3, 1, None, False),
+        (0, 1, None, False),
+        (0, 1, 3, True),
+        (3, 1, 3, True),
+        (2, 2, 3, False),
+        (0, 2, 3, False),
+        (0, 4, 0, True),
     ],
 )
-def test_a_group_is_done_when_every_sample_is_or_when_it_can_never_be(finished, failed, min_samples, wanted):
-    assert with_results(finished, failed).progress(min_samples) is wanted
+def test_a_group_can_be_complete_while_enough_samples_have_not_failed_for_good(
+    finished, failed, min_samples, can_complete
+):
+    assert with_results(finished, failed).can_complete(min_samples) is can_complete
 
 
 def test_a_restart_keeps_what_was_finished_and_the_counts_of_the_others():
@@ -120,21 +120,35 @@ def test_a_restart_keeps_what_was_finished_and_the_counts_of_the_others():
     samples = Samples.recovered(N, [row(0), row(3)], counts)
 
     assert samples.missing() == (1, 2)
-    assert samples.counts_of(1).attempts == 2
+    assert samples[1].counts.attempts == 2
     assert [each.index for each in samples.kept()] == [0, 3]
 
 
 @pytest.mark.parametrize(
-    ("oldest_allowed", "spread", "newest", "dropped"),
-    [(None, None, 9, ()), (2, None, 9, (0, 1)), (None, 1, 3, (0, 1)), (None, 0, 3, (0, 1, 2)), (3, 5, 3, (0, 1, 2))],
+    ("max_versions", "spread", "version", "stale"),
+    [
+        (None, None, 9, ()),
+        (7, None, 9, (0, 1)),
+        (None, 1, 9, (0, 1)),
+        (None, 0, 9, (0, 1, 2)),
+        (0, 5, 3, (0, 1, 2)),
+        (9, 3, 9, ()),
+    ],
 )
-def test_samples_beyond_a_bound_of_staleness_are_dropped(oldest_allowed, spread, newest, dropped):
+def test_samples_that_the_settings_of_staleness_refuse_are_named(max_versions, spread, version, stale):
     samples = Samples.of(N)
     for index in range(N):
         samples.start(index)
         samples.finish(index, row(index, version=index))
 
-    assert samples.too_old(oldest_allowed=oldest_allowed, spread=spread, newest=newest) == dropped
+    assert samples.stale(Staleness(max_versions=max_versions, spread=spread), version) == stale
+
+
+def test_a_sample_that_is_still_to_be_made_counts_as_one_of_the_newest_weights():
+    samples = with_results(finished=2, failed=0)
+
+    assert samples.stale(Staleness(spread=1), version=1) == ()
+    assert samples.stale(Staleness(spread=1), version=2) == (0, 1)
 
 
 def test_tokens_of_a_sample_whose_scorer_failed_are_kept_apart():

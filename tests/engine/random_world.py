@@ -138,7 +138,9 @@ async def live(seed, conserved, *, count=20):
             await _consume(engine, rng, slow, story)
             nursery.cancel_scope.cancel()
     story.counts = engine.statistics()
-    story.causes = {cause for cause, times in story.counts.requeues.items() if times}
+    story.causes = {
+        cause for counts in (story.counts.requeues, story.counts.retries) for cause, times in counts.items() if times
+    }
     story.quarantined = [report.id.prompt for report in engine.quarantined()]
     assert servers.running == 0
     return story

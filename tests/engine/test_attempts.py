@@ -4,8 +4,20 @@ import attrs
 import pytest
 import trio
 
-from trio_rollout import Cause, PauseMode, Retry, SamplingParams, SingleTurn, Status, Stop
+from trio_rollout import (
+    Cause,
+    PauseMode,
+    Retry,
+    SamplingParams,
+    Segment,
+    SingleTurn,
+    Status,
+    Stop,
+    Trajectory,
+    VersionSpan,
+)
 from trio_rollout._core.failures import failure_of
+from trio_rollout._core.samples import Samples
 from trio_rollout.abc import Keep
 from trio_rollout.engine._attempt import Finished, Unfinished, new_attempt
 from trio_rollout.errors import RequestRejected, ServerLost
@@ -16,7 +28,7 @@ from .conftest import take_all, world
 
 
 def attempt(seconds=10.0):
-    return new_attempt(prompts(1)[0], 1, rollouts=2, seconds=seconds)
+    return new_attempt(prompts(1)[0], 1, Samples.of(2), seconds=seconds)
 
 
 async def test_the_first_outcome_wins_a_cancellation_after_the_claim_changes_nothing():
@@ -35,7 +47,7 @@ async def test_the_first_outcome_wins_a_result_after_the_cancellation_is_thrown_
     assert outcome.cause is Cause.WEIGHT_UPDATE
 
 
-async def test_its_own_deadline_is_not_taken_for_a_shutdown_that_comes_later():
+async def test_the_deadline_is_not_taken_for_a_shutdown_that_comes_later():
     """F040: both are near; the one that was due first is the cause."""
     it = attempt(seconds=5)
     await trio.sleep(5)
@@ -49,6 +61,40 @@ async def test_a_shutdown_before_the_deadline_is_not_taken_for_the_deadline():
     assert it.cancel(Cause.SHUTDOWN, "drain")
     await trio.sleep(1)
     assert it.unfinished().cause is Cause.SHUTDOWN
+
+
+def trajectory(index):
+    segment = Segment(tokens=[1, 2], response_length=1, loss_mask=[1], log_probs=[0.0], versions=[VersionSpan(0, 1, 0)])
+    return Trajectory(prompt=prompts(1)[0], index=index, segments=[segment])
+
+
+async def test_the_first_outcome_of_a_try_wins_both_ways():
+    it = attempt()
+    with it.trying(0, None) as this:
+        assert this.claim(trajectory(0))
+        assert not this.cancel(Cause.WEIGHT_UPDATE, "late")
+        assert this.failed is None
+    with it.trying(1, None) as this:
+        assert this.cancel(Cause.WEIGHT_UPDATE, "window")
+        assert not this.claim(trajectory(1))
+        assert this.failed.cause is Cause.WEIGHT_UPDATE
+    assert [row.index for row in it.samples.kept()] == [0]
+
+
+async def test_a_result_after_the_end_of_the_attempt_is_thrown_away():
+    it = attempt()
+    with it.trying(0, None) as this:
+        it.cancel(Cause.SHUTDOWN, "drain")
+        assert not this.claim(trajectory(0))
+    assert it.samples.kept() == ()
+
+
+async def test_the_deadline_of_a_try_is_not_taken_for_a_window_that_comes_later():
+    it = attempt()
+    with it.trying(0, 3.0) as this:
+        await trio.sleep(3)
+        assert not this.cancel(Cause.WEIGHT_UPDATE, "window")
+        assert this.failed.cause is Cause.DEADLINE
 
 
 async def test_a_retry_starts_from_the_untouched_prompt():
@@ -68,7 +114,7 @@ async def test_a_retry_starts_from_the_untouched_prompt():
     assert all(metadata == {} for _, metadata, _ in seen)
     assert all(ids == [1, 2, 3] for _, _, ids in seen)
     assert group.prompt.metadata == {}
-    assert group.attempt == 2
+    assert max(attempt for attempt, *_ in seen) == 2
 
 
 async def test_a_rejected_prompt_is_quarantined_at_once_with_the_servers_words():
@@ -87,7 +133,7 @@ async def test_a_rejected_prompt_is_quarantined_at_once_with_the_servers_words()
 async def test_a_lost_server_uses_up_no_attempt():
     async with world(2, plan=lambda n, _: Fail(ServerLost("reset")) if n < 12 else Say(), failure_budget=1) as w:
         assert len(await take_all(w.engine)) == 2
-        assert w.engine.statistics().requeues[Cause.SERVER_LOST] >= 4
+        assert w.engine.statistics().retries[Cause.SERVER_LOST] == 12
 
 
 async def test_unpenalized_requeues_without_a_new_token_end_after_max_free():
@@ -99,12 +145,12 @@ async def test_unpenalized_requeues_without_a_new_token_end_after_max_free():
     assert report.attempts == 6
 
 
-async def test_an_unasked_abort_is_a_requeue_that_uses_up_no_attempt():
+async def test_an_unasked_abort_is_a_retry_that_uses_up_no_attempt():
     async with world(2, plan=lambda *_: Say(seconds=10)) as w:
         await trio.sleep(5)
         w.servers.abort_all()
         assert len(await take_all(w.engine)) == 2
-        assert w.engine.statistics().requeues[Cause.SERVER_ABORT] == 2
+        assert w.engine.statistics().retries[Cause.SERVER_ABORT] == 4
 
 
 async def test_with_partial_a_turn_goes_on_from_its_tokens_after_an_unasked_abort():
@@ -127,7 +173,7 @@ async def test_an_exception_group_out_of_user_code_is_a_failure_not_a_crash():
 
     async with world(2, generate=generate) as w:
         assert len(await take_all(w.engine)) == 2
-        assert w.engine.statistics().requeues[Cause.ERROR] == 2
+        assert w.engine.statistics().retries[Cause.ERROR] == 4
 
 
 async def test_user_code_that_raises_while_being_cancelled_does_not_change_the_cause():
@@ -178,7 +224,8 @@ async def test_an_aborted_trajectory_of_user_code_is_never_delivered():
 
     async with world(1, generate=generate) as w:
         (group,) = await take_all(w.engine)
-    assert group.attempt == 2
+        assert w.engine.statistics().retries[Cause.ERROR] == 2
+    assert {row.status for row in group.trajectories} == {Status.COMPLETED}
 
 
 async def test_several_turns_become_one_segment_with_tool_output_masked():
@@ -238,13 +285,13 @@ async def test_a_failure_as_a_value_keeps_no_reference_to_the_exception():
 
 
 async def test_no_progress_is_a_limit_apart_from_the_deadline():
-    """A slow rollout with new tokens goes on; one without is requeued with cause NO_PROGRESS."""
+    """A slow rollout with new tokens goes on; one without is tried again with cause NO_PROGRESS."""
     slow = Say(tokens=8, seconds=80)
     async with world(3, plan=lambda n, _: HANG if n == 0 else slow, deadlines={"no_progress": 15.0}) as w:
         assert len(await take_all(w.engine)) == 3
         counts = w.engine.statistics()
-    assert counts.requeues[Cause.NO_PROGRESS] == 1
-    assert counts.requeues[Cause.DEADLINE] == 0
+    assert counts.retries[Cause.NO_PROGRESS] == 1
+    assert counts.retries[Cause.DEADLINE] == 0
 
 
 async def test_the_clock_of_no_progress_stands_still_in_a_weight_update():
@@ -336,8 +383,8 @@ async def test_a_cancelled_that_user_code_kept_is_a_failure_and_no_group_comes_s
     async with world(2, generate=generate) as w:
         groups = await take_all(w.engine)
         assert [len(group.trajectories) for group in groups] == [2, 2]
-        assert [group.attempt for group in groups] == [2, 2]
-        assert w.engine.statistics().requeues[Cause.ERROR] == 2
+        assert [group.attempt for group in groups] == [1, 1]
+        assert w.engine.statistics().retries[Cause.ERROR] == 2
         (row,) = (await w.engine.evaluate(IterableSource(prompts(1, prefix="e")), samples_per_prompt=1))[0].trajectories
         assert row.status is Status.COMPLETED
 
@@ -348,11 +395,12 @@ async def test_the_sample_whose_code_kept_a_cancelled_is_named():
     async def generate(prompt, rollout):
         if rollout.index == 1:
             await again()
-        await trio.sleep_forever()
+        return rollout.finish([await rollout.generate(rollout.input)])
 
     async with world(0, retry=Retry(max_attempts=1)) as w:
         (group,) = await w.engine.evaluate(IterableSource(prompts(1)), generate, samples_per_prompt=2)
-    assert [row.error.cause for row in group.trajectories] == [Cause.SIBLING, Cause.ERROR]
+    assert [row.status for row in group.trajectories] == [Status.COMPLETED, Status.FAILED]
+    assert group.trajectories[1].error.cause is Cause.ERROR
 
 
 @pytest.mark.parametrize("where", ["reward", "group_reward", "group_filter"])

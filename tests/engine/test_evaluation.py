@@ -4,7 +4,7 @@ import pytest
 import trio
 
 from trio_rollout import Cause, PauseMode, Prompt, SamplingParams, SingleTurn, Status
-from trio_rollout.errors import EngineClosed, RolloutError, SourceError
+from trio_rollout.errors import EngineClosed, RequestRejected, RolloutError, SourceError
 from trio_rollout.sources import IterableSource
 from trio_rollout.testing import HANG, Fail, FakeServers, Say, prompts
 
@@ -35,21 +35,34 @@ async def test_it_runs_although_training_holds_every_slot():
         assert group.trajectories[0].status is Status.COMPLETED
 
 
-async def test_what_one_sample_raised_is_its_own_error_and_its_siblings_say_so():
-    """Cause SIBLING does not hide the failure: it names the sample that failed first."""
+async def test_what_one_sample_raised_is_its_own_error_and_its_siblings_go_on():
 
     async def generate(prompt, rollout):
         if rollout.index == 1:
             raise ValueError("only here")
+        return rollout.finish([await rollout.generate(rollout.input)])
+
+    async with world(0) as w:
+        (group,) = await w.engine.evaluate(held_out(1), generate, samples_per_prompt=3)
+    assert [row.status for row in group.trajectories] == [Status.COMPLETED, Status.FAILED, Status.COMPLETED]
+    assert [row.index for row in group.trajectories] == [0, 1, 2]
+    assert (group.trajectories[1].error.cause, group.trajectories[1].error.message) == (Cause.ERROR, "only here")
+
+
+async def test_input_that_no_server_takes_fails_the_samples_that_are_not_finished():
+    """Cause SIBLING does not hide the failure: it names the sample that was refused."""
+
+    async def generate(prompt, rollout):
+        if rollout.index == 1:
+            raise RequestRejected("too long")
         await trio.sleep_forever()
 
     async with world(0) as w:
         (group,) = await w.engine.evaluate(held_out(1), generate, samples_per_prompt=3)
     errors = [row.error for row in group.trajectories]
     assert [error.cause for error in errors] == [Cause.SIBLING, Cause.ERROR, Cause.SIBLING]
-    assert errors[1].message == "only here"
     assert "sample 1 failed first" in errors[0].message
-    assert "only here" in errors[0].message
+    assert "too long" in errors[0].message
 
 
 async def test_a_prompt_that_failed_for_good_is_failed_not_missing():
@@ -164,8 +177,8 @@ async def test_it_goes_on_while_the_engine_drains_and_can_begin_after_a_drain():
 
 
 async def test_its_slots_are_counted_in_rollouts():
-    """As many as training has, whatever the number of samples; more samples than that run when nothing else does."""
-    for samples, most in ((1, 8), (3, 6), (16, 16)):
+    """As many as training has, whatever the number of samples; of more samples than that the others wait."""
+    for samples, most in ((1, 8), (3, 6), (16, 8)):
         async with world(0, plan=lambda *_: Say(seconds=1), max_running=8) as w:
             await w.engine.evaluate(held_out(12), samples_per_prompt=samples)
             assert w.servers.most_running == most

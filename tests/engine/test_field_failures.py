@@ -47,11 +47,11 @@ async def test_f012_a_group_with_a_rejected_member_is_never_delivered():
 async def test_f013_a_window_cancels_what_ran_and_nothing_that_starts_later():
     async with world(12, plan=lambda *_: Say(seconds=5), max_running=8) as w:
         await trio.sleep(1)
-        running = w.engine.statistics().running
+        running = w.engine.statistics().running_rollouts
         async with w.engine.weight_update(version=1):
             w.servers.set_version(1)
         assert len(await take_all(w.engine)) == 12
-        assert w.engine.statistics().requeues[Cause.WEIGHT_UPDATE] == running == 4
+        assert w.engine.statistics().retries[Cause.WEIGHT_UPDATE] == running == 8
 
 
 async def test_f016_an_update_right_after_a_batch_sends_nothing_twice():
@@ -120,8 +120,8 @@ async def test_f053_a_failure_in_the_same_tick_as_an_update_is_recorded_once():
         async with w.engine.weight_update(version=1):
             w.servers.set_version(1)
         assert len(await take_all(w.engine)) == 3
-        requeues = w.engine.statistics().requeues
-        assert requeues[Cause.ERROR] + requeues[Cause.WEIGHT_UPDATE] == 2
+        retries = w.engine.statistics().retries
+        assert retries[Cause.ERROR] + retries[Cause.WEIGHT_UPDATE] == 4
 
 
 async def test_f055_what_finishes_during_a_drain_is_scored_before_the_engine_is_left():

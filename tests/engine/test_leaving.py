@@ -7,7 +7,7 @@ from trio_rollout import Cause, PauseMode, Retry
 from trio_rollout._core.ledger_events import Recovered
 from trio_rollout.errors import EngineClosed
 from trio_rollout.sources import IterableSource
-from trio_rollout.testing import HANG, Fail, FakeServers, Say, prompts
+from trio_rollout.testing import HANG, FakeServers, Say, prompts
 
 from .conftest import one, take_all, world
 
@@ -137,9 +137,9 @@ async def test_a_waiting_consumer_hears_of_a_drain():
 
 async def test_a_drain_does_not_wait_for_groups_that_back_off():
     retry = Retry(backoff_base=100.0, backoff_max=100.0, jitter=0.0)
-    async with world(source=Remembering(2), plan=lambda *_: Fail(ValueError("broken"), 1.0), retry=retry) as w:
+    async with world(source=Remembering(2), plan=lambda *_: HANG, retry=retry, deadlines={"group": 1.0}) as w:
         await trio.sleep(3)
-        assert (w.engine.statistics().waiting, w.engine.statistics().requeues[Cause.ERROR]) == (2, 2)
+        assert (w.engine.statistics().waiting, w.engine.statistics().requeues[Cause.DEADLINE]) == (2, 2)
         began = trio.current_time()
         await w.engine.drain(grace=50)
         assert trio.current_time() == began

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from trio_rollout import Cause, Drop, Keep
-from trio_rollout.errors import EndOfData, RolloutError
+from trio_rollout.errors import EndOfData, InfrastructureError, RewardError, RolloutError, ServerLost
 from trio_rollout.testing import Fail, FakeServers, Say
 
 from .conftest import QUICK, take_all, world
@@ -42,12 +42,13 @@ async def test_only_the_scorer_runs_again():
     assert [row.reward for row in group.trajectories] == [0.5, 0.5]
 
 
-async def test_a_scorer_that_keeps_failing_uses_up_attempts_and_then_the_group_is_quarantined():
+async def test_a_scorer_that_keeps_failing_ends_its_group_and_samples_nothing_again():
     reward, _ = failing(10_000)
     async with world(1, reward=reward) as w:
         assert await take_all(w.engine) == []
         (report,) = w.engine.quarantined()
-    assert (report.cause, report.attempts) == (Cause.ERROR, 3)
+        assert w.servers.calls == 2
+    assert (report.cause, report.attempts) == (Cause.ERROR, 1)
     assert "judge is away" in report.error.message
 
 
@@ -268,3 +269,35 @@ async def test_f104_a_loop_of_which_the_filter_dropped_everything_ends_as_ever()
 
     async with world(3, group_filter=group_filter) as w:
         assert [batch async for batch in w.engine.batches(2)] == []
+
+
+class JudgeIsDown(InfrastructureError):
+    """Raised by a user's own client."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionResetError("judge"),
+        JudgeIsDown("judge"),
+        RewardError("in a process", raised=("builtins.ConnectionResetError", "builtins.ConnectionError")),
+        ServerLost("judge"),
+    ],
+)
+async def test_f102_a_judge_that_is_down_costs_no_try_and_no_token(error):
+    reward, calls = failing(40, error)
+    async with world(1, reward=reward) as w:
+        (group,) = await take_all(w.engine)
+    assert group.attempt == 1
+    assert w.servers.calls == 2
+    assert len(calls) == 42
+
+
+async def test_f102_a_judge_that_stays_down_is_asked_up_to_max_free_times():
+    reward, calls = failing(10_000, ConnectionResetError("judge"))
+    async with world(1, reward=reward, retry=attrs.evolve(QUICK, max_free=5), samples_per_prompt=1) as w:
+        assert await take_all(w.engine) == []
+        (report,) = w.engine.quarantined()
+    assert report.error.cause is Cause.INFRASTRUCTURE
+    assert len(calls) == 6
+    assert w.servers.calls == 1

@@ -84,7 +84,7 @@ async def test_running_groups_that_would_be_discarded_are_cancelled_at_the_new_v
         began = trio.current_time()
         assert len(await take_all(w.engine)) == 2
         assert trio.current_time() - began < 10
-        assert w.engine.statistics().requeues[Cause.STALE] == 2
+        assert w.engine.statistics().retries[Cause.STALE] == 4
 
 
 async def test_a_prompt_that_is_recycled_too_often_is_reported(caplog):

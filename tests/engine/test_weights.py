@@ -24,8 +24,8 @@ async def test_versions_follow_the_window():
     assert w.engine.weight_version == 3
 
 
-async def test_abort_requeues_what_is_sampling_without_using_up_an_attempt():
-    """F054, F059: interrupted groups start again from the prompt, under the new version only."""
+async def test_abort_restarts_what_is_sampling_without_using_up_an_attempt():
+    """F054, F059: interrupted samples start again from the prompt, under the new version only."""
     async with world(2, plan=lambda *_: Say(tokens=8, seconds=10)) as w:
         await trio.sleep(4)
         async with w.engine.weight_update(version=1, mode=PauseMode.ABORT):
@@ -33,8 +33,8 @@ async def test_abort_requeues_what_is_sampling_without_using_up_an_attempt():
         groups = await take_all(w.engine)
         counts = w.engine.statistics()
 
-    assert counts.requeues[Cause.WEIGHT_UPDATE] == 2
-    assert all(group.attempt == 2 for group in groups)
+    assert counts.retries[Cause.WEIGHT_UPDATE] == 4
+    assert all(group.attempt == 1 for group in groups)
     assert all((group.oldest_version, group.newest_version) == (1, 1) for group in groups)
     assert all(row.segments[0].response_length == 8 for group in groups for row in group.trajectories)
 
@@ -242,7 +242,7 @@ async def test_a_call_that_ignores_the_pause_does_not_hold_the_window():
             assert trio.current_time() - began == pytest.approx(1.0)
             w.servers.set_version(1)
         assert len(await take_all(w.engine)) == 2
-        assert w.engine.statistics().requeues[Cause.WEIGHT_UPDATE] == 2
+        assert w.engine.statistics().retries[Cause.WEIGHT_UPDATE] == 4
 
 
 async def test_what_ran_before_the_window_may_wait_through_it_though_its_owner_started_it():

@@ -32,6 +32,7 @@ from trio_rollout.abc import (
     GroupStarted,
     GroupStarved,
     SampleFinished,
+    SampleRetried,
     ServersStayedPaused,
     TurnFinished,
     VersionNoted,
@@ -112,11 +113,11 @@ async def test_a_groups_life(autojump_clock):
             await batch.ack()
     (batch,) = batches
     kinds = Counter(map(type, heard.events))
-    once = {GroupStarted: 5, GroupRequeued: 1, GroupFiltered: 1, GroupReady: 3, BatchDelivered: 1, BatchAcked: 1}
+    once = {GroupStarted: 4, SampleRetried: 1, GroupFiltered: 1, GroupReady: 3, BatchDelivered: 1, BatchAcked: 1}
     assert kinds == {**once, TurnFinished: 8, SampleFinished: 8}
-    (requeued,) = heard.of(GroupRequeued)
-    assert (requeued.id.prompt, requeued.attempt, requeued.cause) == ("p0", 1, Cause.ERROR)
-    assert "broken" in requeued.error.message
+    (retried,) = heard.of(SampleRetried)
+    assert (retried.id.prompt, retried.attempt, retried.tries, retried.cause) == ("p0", 1, 1, Cause.ERROR)
+    assert "broken" in retried.error.message
     assert [(event.id.prompt, event.reason) for event in heard.of(GroupFiltered)] == [("p1", "unwanted")]
     assert {len(event.turn.output_ids) for event in heard.of(TurnFinished)} == {4}
     assert {event.trajectory.reward for event in heard.of(SampleFinished)} == {1.0}

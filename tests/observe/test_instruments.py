@@ -65,8 +65,9 @@ async def test_counting(autojump_clock):
     await run_engine(counting)
     assert counting.events[GroupReady] == 6
     assert counting.events[WindowOpened] == counting.events[WindowClosed] == 1
-    assert counting.requeues == {Cause.SERVER_LOST: 1}
-    assert counting.events[GroupStarted] == 7
+    assert counting.retries == {Cause.SERVER_LOST: 1}
+    assert not counting.requeues
+    assert counting.events[GroupStarted] == 6
     assert "'GroupReady': 6" in repr(counting)
 
 
@@ -76,14 +77,14 @@ async def test_metrics(autojump_clock):
     assert metrics.snapshot().group_s_median is None
     await run_engine(metrics)
     now = metrics.snapshot()
-    assert (now.groups_ready, now.tokens, now.requeues) == (6, 48, {Cause.SERVER_LOST: 1})
-    assert now.group_s_median == pytest.approx(2.0, abs=0.5)
+    assert (now.groups_ready, now.tokens, now.retries) == (6, 48, {Cause.SERVER_LOST: 1})
+    assert now.group_s_median == pytest.approx(2.5, abs=0.75)
     assert now.group_s_p95 >= now.group_s_median
     assert now.tokens_per_s > 0
     assert now.groups_per_s > 0
     assert now.weight_updates == 1
     assert now.weight_update_s == pytest.approx(3.0, abs=0.5)
-    assert now.flat()["requeues/server_lost"] == 1
+    assert now.flat()["retries/server_lost"] == 1
     assert all(isinstance(value, int | float) for value in now.flat().values())
     await trio.sleep(60)
     assert metrics.snapshot().tokens_per_s == 0.0
@@ -105,7 +106,7 @@ async def test_logging(caplog: pytest.LogCaptureFixture, autojump_clock):
     lines = [record.message for record in caplog.records if record.name == "trio_rollout.events"]
     assert any(line.startswith("GroupReady id=0/p") and "<2 trajectories>" in line for line in lines)
     levels = {record.message.partition(" ")[0]: record.levelno for record in caplog.records}
-    assert levels["GroupRequeued"] == logging.WARNING
+    assert levels["SampleRetried"] == logging.WARNING
     assert levels["GroupReady"] == logging.INFO
     assert max(map(len, lines)) < 500
 

@@ -6,8 +6,11 @@ from .faults import ALL
 
 SEEN = "seeds saw"
 POINTS = "cancel points"
+NEVER_A_SAMPLES = {Cause.SIBLING, Cause.CANCELLED, Cause.SHUTDOWN}
+"""The causes that end an attempt, or stand for a sibling's failure: no sample alone is tried again for them."""
 REQUIRED = (
-    *(f"requeued: {cause.value}" for cause in Cause if cause is not Cause.SIBLING),  # never a whole group's cause
+    *(f"requeued: {cause.value}" for cause in (Cause.DEADLINE, Cause.STALE, Cause.CANCELLED, Cause.SHUTDOWN)),
+    *(f"tried again: {cause.value}" for cause in Cause if cause not in NEVER_A_SAMPLES),
     *(f"window: {mode.value}" for mode in PauseMode),
     *(name for name in ALL if not name.startswith("host:")),
     "killed",

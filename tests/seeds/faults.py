@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import trio
 
+from trio_rollout.errors import SandboxLost
 from trio_rollout.testing import Action, FakeSGLang, Fault, Reply, Run, Seen, SimWorld, Trouble
 
 HOSTS = {f"host: {kind.value}": kind for kind in Trouble}
@@ -71,7 +72,7 @@ class Faulty:
         """Strike user code: raise, or hang until cancelled."""
         name = self.strikes(f"{what} raises", f"{what} hangs")
         if name == f"{what} raises":
-            raise RuntimeError(f"drawn: {name}")
+            raise self.world.rng.choice([RuntimeError, SandboxLost])(f"drawn: {name}")
         if name is not None:
             await trio.sleep_forever()
 

@@ -299,6 +299,8 @@ def _note(world: SimWorld, engine: RolloutEngine) -> None:
     now = engine.statistics()
     for cause, count in now.requeues.items():
         world.sometimes(f"requeued: {cause.value}", count)
+    for cause, count in now.retries.items():
+        world.sometimes(f"tried again: {cause.value}", count)
     world.sometimes("late answer", now.late)
     world.sometimes("orphan", now.orphans)
     world.sometimes("quarantined", now.quarantined)

@@ -53,7 +53,7 @@ async def small(world: SimWorld, *, faults: NetFaults = NetFaults()) -> EngineSt
                 got += [group.prompt.id for group in batch.groups]
                 await update(engine, fakes, world, batch.step + 1)
                 await batch.ack()
-        world.sometimes("requeued", sum(engine.statistics().requeues.values()))
+        world.sometimes("tried again", sum(engine.statistics().retries.values()))
     if sorted(got) != sorted(prompt.id for prompt in prompts(COUNT)):
         raise AssertionError(f"delivered were {sorted(got)}")
     if left := world.net.connections:

@@ -27,11 +27,11 @@ def test_the_whole_system_in_one_run():
 
 
 def test_many_seeds_with_faults_lose_nothing_and_meet_the_interesting_states():
-    explore(faulty, range(30)).require("reset", "refused", "silent", "unanswered", "requeued", "partial send")
+    explore(faulty, range(30)).require("reset", "refused", "silent", "unanswered", "tried again", "partial send")
 
 
 def test_hosts_may_die_lose_power_and_be_cut_off():
-    interesting = ("killed", "power off", "partition", "requeued: server_lost", "requeued: weight_update")
+    interesting = ("killed", "power off", "partition", "tried again: server_lost", "tried again: weight_update")
     explore(troubled, range(5), limit=6 * 3600).require(*interesting)
 
 

@@ -95,8 +95,8 @@ async def troubled(world: SimWorld) -> None:
                     await batch.ack()
                     while not await update(engine, list(fakes.values())):
                         world.sometimes("a weight update failed")
-            for cause, count in engine.statistics().requeues.items():
-                world.sometimes(f"requeued: {cause.value}", count)
+            for cause, count in engine.statistics().retries.items():
+                world.sometimes(f"tried again: {cause.value}", count)
         nursery.cancel_scope.cancel()
     if sorted(got) != sorted(prompt.id for prompt in prompts(COUNT)):
         raise AssertionError(f"delivered were {sorted(got)}")

@@ -56,8 +56,8 @@ async def test_a_command_over_its_limit_is_an_observation_and_the_rollout_comple
     assert batch.groups[0].trajectories[0].status is Status.COMPLETED
 
 
-async def test_a_sandbox_that_cannot_be_created_is_infrastructure_and_requeues(tmp_path):
-    """F041, F030: the group starts from scratch in a new sandbox."""
+async def test_a_sandbox_that_cannot_be_created_is_infrastructure(tmp_path):
+    """F041, F030: the sample starts from scratch in a new sandbox."""
 
     class HangsOnce(Wrapped):
         async def create(self, spec):
@@ -76,9 +76,9 @@ async def test_a_sandbox_that_cannot_be_created_is_infrastructure_and_requeues(t
 
     async with engine_of(generate) as engine:
         batch = await engine.next_batch(1)
-        assert engine.statistics().requeues[Cause.ERROR] == 1
+        assert engine.statistics().retries[Cause.INFRASTRUCTURE] == 1
 
-    assert batch.groups[0].attempt == 2
+    assert batch.groups[0].attempt == 1
     assert len(set(attempts)) == 2
     assert list(provider.inner.root.iterdir()) == []
 
@@ -227,9 +227,9 @@ async def test_a_silent_command_is_no_progress(processes):
 
     async with engine_of(generate, deadlines=Deadlines(no_progress=0.3)) as engine:
         batch = await engine.next_batch(1)
-        assert engine.statistics().requeues[Cause.NO_PROGRESS] == 1
+        assert engine.statistics().retries[Cause.NO_PROGRESS] == 1
 
-    assert batch.groups[0].attempt == 2
+    assert batch.groups[0].attempt == 1
     assert processes.marked() == []
 
 

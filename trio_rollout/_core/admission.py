@@ -7,6 +7,8 @@ late. A trainer that makes several versions of one batch, or skips some, is fast
 waits is never starved by pacing: what it asked for may always be started.
 """
 
+from collections.abc import Iterable
+
 import attrs
 
 from .settings import Pace, Staleness
@@ -21,7 +23,7 @@ class Load:
     ``fresh_room``: the number of groups that may start without becoming too old; None, any number. ``resting``: requeued
     groups that are backing off. Prompts stop being pulled while ``most_resting`` groups are backing off, so that an outage
     does not drain the source. ``ahead``: the number of prompts to have at hand, so that a free slot never waits for the
-    source.
+    source. ``needs``: the slots that each eligible group needs, in their order: one for each sample that it misses.
     """
 
     open: bool
@@ -35,11 +37,20 @@ class Load:
     ahead: int = 0
     resting: int = 0
     most_resting: int = 1
+    needs: Iterable[int] = ()
 
 
 def startable(load: Load) -> int:
     """Return how many waiting groups may start now: none while the buffer is full or the gate is closed."""
-    return min(load.eligible, _room(load))
+    if not load.open or load.finished >= load.bound:
+        return 0
+    free, count = load.free_slots, 0
+    for need in load.needs:
+        if need > free or (load.fresh_room is not None and count >= load.fresh_room):
+            break
+        free -= need
+        count += 1
+    return count
 
 
 # The pool asks at each end of a rollout, and seven times of eight no whole group fits: these answer before there is a Load.

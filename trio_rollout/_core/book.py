@@ -14,6 +14,7 @@ import attrs
 from ..errors import SourceError
 from .enums import Cause
 from .lifecycle import Event, State, step
+from .samples import Samples
 from .values import Group, GroupId, Prompt, QuarantineReport
 
 _THROUGH = frozenset({State.ACKED, State.FILTERED, State.RETURNED})
@@ -30,16 +31,15 @@ def _tell_no_one() -> None:
 class Entry:
     """One group in the book.
 
-    ``attempt`` numbers its tries. Of its requeues ``attempts`` counts those that use up an attempt, ``unpenalized`` the
-    others in a row without a new token, ``recycles`` those for being stale.
+    ``attempt`` numbers its tries; ``samples`` live as long as the group is not settled; ``recycles`` counts its requeues for
+    being stale.
     """
 
     id: GroupId
     prompt: Prompt
     state: State = State.WAITING
     attempt: int = 0
-    attempts: int = 0
-    unpenalized: int = 0
+    samples: Samples = attrs.field(factory=lambda: Samples.of(1))
     recycles: int = 0
     group: Group | None = None
 
@@ -52,20 +52,20 @@ class Book:
     ``on_change`` is called after a group was requeued or has ended in another way than by becoming ready.
     """
 
-    _on_change: Callable[[], None] = _tell_no_one
+    _on_change: Callable[[], None] = attrs.field(default=_tell_no_one, alias="on_change")
     _entries: dict[GroupId, Entry] = attrs.field(factory=dict, init=False)
     _counts: dict[State, int] = attrs.field(factory=lambda: dict.fromkeys(State, 0), init=False)
     _reports: list[QuarantineReport] = attrs.field(factory=list, init=False)
     _requeues: dict[Cause, int] = attrs.field(factory=lambda: dict.fromkeys(Cause, 0), init=False)
     pulled: int = attrs.field(default=0, init=False)
 
-    def pull(self, prompt: Prompt) -> Entry:
-        """Enter a prompt that has just come from the source.
+    def pull(self, prompt: Prompt, samples: int = 1) -> Entry:
+        """Enter a prompt that has just come from the source and is to be sampled so many times.
 
         Raises:
           SourceError: a group of this id is in the book already.
         """
-        return self.enter(Entry(id=prompt.group_id, prompt=prompt))
+        return self.enter(Entry(id=prompt.group_id, prompt=prompt, samples=Samples.of(samples)))
 
     def enter(self, entry: Entry) -> Entry:
         """Enter a group in its state: one just pulled, or one that a ledger remembers.
@@ -111,14 +111,13 @@ class Book:
         self.apply(entry, Event.START)
         entry.attempt += 1
 
-    def requeue(self, entry: Entry, cause: Cause, *, attempts: int, unpenalized: int) -> None:
+    def requeue(self, entry: Entry, cause: Cause) -> None:
         """End the attempt without a result; the counts are those after it."""
         self.apply(entry, Event.REQUEUE)
-        entry.attempts, entry.unpenalized = attempts, unpenalized
         self._requeues[cause] += 1
 
     def recycle(self, entry: Entry) -> None:
-        """Requeue a finished group because it is too old: its trajectories are thrown away."""
+        """Requeue a finished group because it is too old; those of its samples that are still fresh enough are kept."""
         self.apply(entry, Event.STALE)
         entry.group = None
         entry.recycles += 1
@@ -128,7 +127,6 @@ class Book:
         """End the attempt with this scored group."""
         self.apply(entry, Event.FINISH)
         entry.group = group
-        entry.unpenalized = 0
 
     def quarantine(self, entry: Entry, report: QuarantineReport) -> None:
         """Give the group up."""

@@ -42,6 +42,8 @@ class Cause(enum.Enum):
     """User code, a server's answer or a scorer failed; type, message and traceback are kept. Uses up an attempt."""
     SIBLING = "sibling"
     """Another sample of the same group failed first. Never the cause of a whole group's settlement."""
+    INFRASTRUCTURE = "infrastructure"
+    """A sandbox, a tool, a judge or another machine that the sample needed has failed. Free."""
     SERVER_LOST = "server_lost"
     """The server that had the request died."""
     SERVER_ABORT = "server_abort"

@@ -43,12 +43,28 @@ class TurnFinished(Event):
 class SampleFinished(Event):
     """A rollout returned a trajectory and its reward is known; a group reward, if there is one, is still to come.
 
-    The sample can still be lost: if a sibling fails, the whole group is tried again.
+    It is kept until its group is settled, or until it is too old.
     """
 
     id: GroupId
     attempt: int
     trajectory: Trajectory
+
+
+@attrs.frozen(kw_only=True)
+class SampleRetried(Event):
+    """A try at a sample ended without a result, and the sample will be tried again, alone.
+
+    ``attempt`` is the group's; ``index`` the sample's place in its group, from 0; ``tries`` counts its tries, this one
+    included.
+    """
+
+    id: GroupId
+    attempt: int
+    index: int
+    tries: int
+    cause: Cause
+    error: Failure
 
 
 @attrs.frozen(kw_only=True)

@@ -7,6 +7,7 @@ from typing import Final, TypeAlias
 
 import attrs
 
+from ..errors import InfrastructureError, ServerLost
 from .enums import Cause
 from .settings import Retry
 from .values import Failure, GroupId
@@ -52,7 +53,11 @@ def leaves_of(error: BaseException) -> Sequence[BaseException]:
 def classes_of(error: BaseException) -> tuple[str, ...]:
     """Return the classes of an exception as "module.Class", its own first; of an error that stands for another one, those."""
     raised: tuple[str, ...] = getattr(error, "raised", ())
-    return raised or tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)
+    return raised or tuple(map(_name_of, type(error).__mro__))
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _type_of(error: BaseException) -> str:
@@ -80,6 +85,25 @@ def _with_advice(error: BaseException) -> str:
             "use SIGALRM"
         )
     return words
+
+
+def cause_of(error: BaseException, infrastructure: Sequence[type[BaseException] | str]) -> Cause:
+    """Return the cause that an exception out of a rollout means; of a group, the one that all its leaves mean.
+
+    ``infrastructure``: what counts as infrastructure beside ``InfrastructureError``, as in ``Retry``.
+    """
+    leaves = leaves_of(error)
+    if all(isinstance(leaf, ServerLost) for leaf in leaves):
+        return Cause.SERVER_LOST
+    if all(_is_infrastructure(leaf, infrastructure) for leaf in leaves):
+        return Cause.INFRASTRUCTURE
+    return Cause.ERROR
+
+
+def _is_infrastructure(error: BaseException, others: Sequence[type[BaseException] | str]) -> bool:
+    # By name: the class may belong to a package that this one does not import, or to an exception in another process.
+    wanted = {other if isinstance(other, str) else _name_of(other) for other in (InfrastructureError, *others)}
+    return not wanted.isdisjoint(classes_of(error))
 
 
 def _shortened(text: str) -> str:

@@ -61,6 +61,17 @@ class SamplesDropped:
 
 
 @attrs.frozen(kw_only=True)
+class SamplesTried:
+    """Tries at samples of a waiting group failed. ``samples`` are the tries of each sample so far, by index.
+
+    Written in the background, like ``SampleKept``: a sample that fails each time must not start over after a restart.
+    """
+
+    id: GroupId
+    samples: tuple[SampleCounts, ...]
+
+
+@attrs.frozen(kw_only=True)
 class Ready:
     """A group is finished and waits for delivery. A ready group replaces its prompt and its kept samples."""
 
@@ -123,6 +134,7 @@ LedgerEvent: TypeAlias = (
     | Requeued
     | SampleKept
     | SamplesDropped
+    | SamplesTried
     | Ready
     | Filtered
     | Quarantined

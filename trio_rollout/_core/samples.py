@@ -16,6 +16,7 @@ from typing import final
 import attrs
 
 from .lifecycle import IllegalTransition
+from .settings import Staleness
 from .values import Failure, Trajectory
 
 
@@ -79,29 +80,23 @@ class SampleCounts:
 
     ``attempts`` counts those that ended by the sample's own doing or by time (``Retry.max_attempts`` bounds them);
     ``unpenalized`` those in a row that ended by anything else without one new token (``Retry.max_free`` bounds them).
+    ``tries`` counts every one that began.
     """
 
     attempts: int = 0
     unpenalized: int = 0
+    tries: int = 0
 
 
 @attrs.define(eq=False)
-class _Sample:
+class Sample:
+    """One sample: its state, its tries, and its result or the reason why it has none."""
+
     state: SampleState = SampleState.MISSING
     counts: SampleCounts = SampleCounts()
     trajectory: Trajectory | None = None
+    tokens: int = 0
     failure: Failure | None = None
-
-
-class Progress(enum.Enum):
-    """The answer to "is the group done?"."""
-
-    UNFINISHED = "unfinished"
-    """Samples are missing, running or resting."""
-    COMPLETE = "complete"
-    """Every sample is finished, or enough are and the others failed for good."""
-    FAILED = "failed"
-    """Too many samples failed for good: the group can never be complete."""
 
 
 @final
@@ -109,12 +104,12 @@ class Progress(enum.Enum):
 class Samples:
     """The samples of one group, by index."""
 
-    _samples: tuple[_Sample, ...]
+    _samples: tuple[Sample, ...]
 
     @classmethod
     def of(cls, count: int) -> "Samples":
         """Return ``count`` missing samples that were never tried."""
-        return cls(tuple(_Sample() for _ in range(count)))
+        return cls(tuple(Sample() for _ in range(count)))
 
     @classmethod
     def recovered(cls, count: int, kept: Sequence[Trajectory], counts: Sequence[SampleCounts]) -> "Samples":
@@ -122,30 +117,22 @@ class Samples:
 
         ``counts`` has the tries of each sample by index, or is empty if none was ever tried in vain.
         """
-        samples = tuple(_Sample(counts=each) for each in (counts or [SampleCounts()] * count))
+        samples = tuple(Sample(counts=each) for each in (counts or [SampleCounts()] * count))
         for trajectory in kept:
             samples[trajectory.index].state = SampleState.FINISHED
             samples[trajectory.index].trajectory = trajectory
+            samples[trajectory.index].tokens = sum(int(segment.loss_mask.sum()) for segment in trajectory.segments)
         return cls(samples)
-
-    def __len__(self) -> int:
-        return len(self._samples)
 
     def count(self, state: SampleState) -> int:
         """Return how many samples are in this state."""
         return sum(sample.state is state for sample in self._samples)
 
-    def state(self, index: int) -> SampleState:
-        """Return the state of one sample."""
-        return self._samples[index].state
+    def __getitem__(self, index: int) -> Sample:
+        return self._samples[index]
 
-    def counts(self) -> tuple[SampleCounts, ...]:
-        """Return the tries of every sample, by index."""
-        return tuple(sample.counts for sample in self._samples)
-
-    def counts_of(self, index: int) -> SampleCounts:
-        """Return the tries of one sample."""
-        return self._samples[index].counts
+    def __iter__(self) -> Iterator[Sample]:
+        return iter(self._samples)
 
     def missing(self) -> tuple[int, ...]:
         """Return the indices that the next attempt has to run."""
@@ -166,27 +153,40 @@ class Samples:
             if sample.state is SampleState.FAILED and sample.failure is not None:
                 yield index, sample.failure
 
-    def progress(self, min_samples: int | None) -> Progress:
-        """Say whether the group is done; ``min_samples`` finished ones are enough, None means all."""
+    @property
+    def kept_tokens(self) -> int:
+        """The number of tokens sampled for what is finished."""
+        return sum(sample.tokens for sample in self._finished())
+
+    def can_complete(self, min_samples: int | None) -> bool:
+        """Return False once too many samples failed for good; ``min_samples`` finished ones are enough, None means all."""
         failed = self.count(SampleState.FAILED)
-        if failed and (min_samples is None or len(self) - failed < min_samples):
-            return Progress.FAILED
-        whole = self.count(SampleState.FINISHED) + failed == len(self)
-        return Progress.COMPLETE if whole else Progress.UNFINISHED
+        return not failed or (min_samples is not None and len(self._samples) - failed >= min_samples)
+
+    def unfinished(self) -> tuple[int, ...]:
+        """Return the indices for which a try is under way or will follow in this attempt."""
+        return self._in(SampleState.RUNNING, SampleState.RESTING)
+
+    def oldest_version(self) -> int | None:
+        """Return the lowest weight version of what is finished; None if nothing is."""
+        oldest = min((_oldest(sample.trajectory) for sample in self._finished()), default=math.inf)
+        return None if oldest == math.inf else int(oldest)
 
     def start(self, index: int) -> None:
         """Begin a try."""
         self._apply(index, SampleEvent.START)
+        sample = self._samples[index]
+        sample.counts = attrs.evolve(sample.counts, tries=sample.counts.tries + 1)
 
     def rest(self, index: int, counts: SampleCounts) -> None:
         """End a try without a result; another one follows. ``counts`` include it."""
         self._apply(index, SampleEvent.REST)
         self._samples[index].counts = counts
 
-    def finish(self, index: int, trajectory: Trajectory) -> None:
-        """End a try with this scored trajectory."""
+    def finish(self, index: int, trajectory: Trajectory, tokens: int = 0) -> None:
+        """End a try with this scored trajectory, for which so many tokens were sampled."""
         self._apply(index, SampleEvent.FINISH)
-        self._samples[index].trajectory = trajectory
+        self._samples[index].trajectory, self._samples[index].tokens = trajectory, tokens
 
     def fail(self, index: int, failure: Failure, counts: SampleCounts, unscored: Trajectory | None = None) -> None:
         """Give a sample up, for this reason. ``counts`` include the try that failed; ``unscored`` is what it sampled."""
@@ -205,27 +205,32 @@ class Samples:
         self._apply(index, SampleEvent.DROP)
         self._samples[index].trajectory = None
 
-    def too_old(self, *, oldest_allowed: int | None, spread: int | None, newest: int) -> tuple[int, ...]:
-        """Return the finished samples that must be dropped, by index.
+    def stale(self, staleness: Staleness, version: int) -> tuple[int, ...]:
+        """Return the finished samples that the settings refuse while the newest weights are of this version, by index.
 
-        ``oldest_allowed`` is the lowest weight version that may still be delivered (None: any). ``spread`` bounds how far a
-        group's oldest token may lie behind its newest one, which is at least ``newest`` if a sample is still to be made.
+        A sample that is still to be made will be of this version or a newer one, so ``spread`` counts from it.
         """
-        bounds = [oldest_allowed, None if spread is None else newest - spread]
-        limit = max((bound for bound in bounds if bound is not None), default=None)
-        if limit is None:
+        oldest_allowed = -math.inf if staleness.max_versions is None else version - staleness.max_versions
+        if staleness.spread is not None:
+            newest = version if self.missing() else self._newest_version()
+            oldest_allowed = max(oldest_allowed, newest - staleness.spread)
+        if oldest_allowed == -math.inf:
             return ()
         return tuple(
             index
             for index, sample in enumerate(self._samples)
-            if sample.state is SampleState.FINISHED and _oldest(sample.trajectory) < limit
+            if sample.state is SampleState.FINISHED and _oldest(sample.trajectory) < oldest_allowed
         )
 
-    def _finished(self) -> Iterator[_Sample]:
+    def _newest_version(self) -> float:
+        spans = (span for row in self.kept() for segment in row.segments for span in segment.versions)
+        return max((span.version for span in spans), default=-math.inf)
+
+    def _finished(self) -> Iterator[Sample]:
         return (sample for sample in self._samples if sample.state is SampleState.FINISHED)
 
-    def _in(self, state: SampleState) -> tuple[int, ...]:
-        return tuple(index for index, sample in enumerate(self._samples) if sample.state is state)
+    def _in(self, *states: SampleState) -> tuple[int, ...]:
+        return tuple(index for index, sample in enumerate(self._samples) if sample.state in states)
 
     def _apply(self, index: int, event: SampleEvent) -> None:
         sample = self._samples[index]

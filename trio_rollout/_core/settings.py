@@ -1,5 +1,8 @@
 """Settings of the engine: frozen, validated at construction. All times are seconds."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import attrs
 
 from ..errors import SettingsError
@@ -34,17 +37,32 @@ class Deadlines:
             )
 
 
+def _exceptions(_: object, field: "attrs.Attribute[Any]", value: Sequence[Any]) -> None:
+    known = isinstance(value, tuple) and all(
+        "." in item if isinstance(item, str) else isinstance(item, type) and issubclass(item, BaseException)
+        for item in value
+    )
+    if not known:
+        raise SettingsError(
+            f'Retry.{field.name}: got {value!r}, allowed: a tuple of exception classes or of their names, "module.Class"'
+        )
+
+
 @attrs.frozen(kw_only=True)
 class Retry:
-    """The number of tries of a group, and the backoff between them.
+    """The number of tries of a sample, and the backoff between them.
 
-    ``max_attempts``: attempts that end by DEADLINE, NO_PROGRESS or ERROR. ``max_free``: requeues in a row for any other
-    cause without one new token. The backoff is ``backoff_base`` seconds, doubled with each attempt up to ``backoff_max``;
-    ``jitter`` is its random share.
+    ``max_attempts``: tries that end by DEADLINE, NO_PROGRESS or ERROR. ``max_free``: tries in a row that end for any other
+    cause without one new token. ``infrastructure``: exceptions that mean what ``errors.InfrastructureError`` means, as
+    classes or as "module.Class", subclasses included. The backoff is ``backoff_base`` seconds, doubled with each try up to
+    ``backoff_max``; ``jitter`` is its random share.
     """
 
     max_attempts: int = attrs.field(default=3, validator=whole(1))
     max_free: int = attrs.field(default=100, validator=whole(1))
+    infrastructure: tuple[type[BaseException] | str, ...] = attrs.field(
+        default=(ConnectionError, "httpx.TransportError"), validator=_exceptions
+    )
     backoff_base: float = attrs.field(default=0.5, converter=float, validator=at_least(0.0))
     backoff_max: float = attrs.field(default=30.0, converter=float, validator=at_least(0.0))
     jitter: float = attrs.field(default=0.5, converter=float, validator=between(0.0, 1.0))
@@ -71,9 +89,14 @@ class Discard:
 
 @attrs.frozen(kw_only=True)
 class Staleness:
-    """The staleness bound: a group's oldest token may lie ``max_versions`` behind the newest version; None: any number."""
+    """The age that a group may have, in weight versions; None: any age.
+
+    ``max_versions`` bounds how far a group's oldest token may lie behind the newest weights, ``spread`` how far it may lie
+    behind the group's newest token (0: one version a group). Samples beyond ``spread`` are sampled again.
+    """
 
     max_versions: int | None = attrs.field(default=None, validator=attrs.validators.optional(whole(0)))
+    spread: int | None = attrs.field(default=None, validator=attrs.validators.optional(whole(0)))
     policy: Pace | Discard = attrs.field(factory=Pace, validator=attrs.validators.instance_of((Pace, Discard)))
 
 
@@ -81,11 +104,12 @@ class Staleness:
 class EngineSettings:
     """Settings of one engine.
 
-    ``samples_per_prompt`` rollouts make a group. ``max_running`` counts rollouts; a group is admitted whole and each
-    finished rollout frees its slot at once. ``max_ready`` bounds the finished groups that were not taken: while there are
-    so many, including those whose group reward is awaited, no other group is admitted. ``partial``: an interrupted turn
-    goes on from the tokens that it has, in place of a requeue. ``failure_budget``: the run stops with an error when so many
-    groups in a row were quarantined with none becoming ready in between.
+    ``samples_per_prompt`` rollouts make a group. ``min_samples``: a group is delivered once so many samples are finished and
+    the others failed for good (``Group.missing`` names those); None means all. ``max_running`` counts rollouts; a group is
+    admitted whole and each finished rollout frees its slot at once. ``max_ready`` bounds the finished groups that were not
+    taken: while there are so many, including those whose group reward is awaited, no other group is admitted. ``partial``:
+    an interrupted turn goes on from the tokens that it has, in place of a retry. ``failure_budget``: the run stops with an
+    error when so many groups in a row were quarantined with none becoming ready in between.
 
     Raises:
       SettingsError: a field is out of its range.
@@ -93,6 +117,7 @@ class EngineSettings:
     """
 
     samples_per_prompt: int = attrs.field(default=8, validator=whole(1))
+    min_samples: int | None = attrs.field(default=None, validator=attrs.validators.optional(whole(1)))
     max_running: int = attrs.field(default=256, validator=whole(1))
     max_ready: int = attrs.field(default=64, validator=whole(1))
     partial: bool = False
@@ -102,6 +127,11 @@ class EngineSettings:
     failure_budget: int = attrs.field(default=8, validator=whole(1))
 
     def __attrs_post_init__(self) -> None:
+        if self.min_samples is not None and self.min_samples > self.samples_per_prompt:
+            raise SettingsError(
+                f"EngineSettings.min_samples: got {self.min_samples}, allowed: 1 to samples_per_prompt "
+                f"({self.samples_per_prompt}), or None for all"
+            )
         if self.max_running < self.samples_per_prompt:
             raise SettingsError(
                 f"EngineSettings.max_running: got {self.max_running}, allowed: >= samples_per_prompt "

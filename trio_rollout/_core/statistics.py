@@ -8,6 +8,26 @@ from .enums import Cause
 
 
 @attrs.frozen(kw_only=True)
+class TokenCounts:
+    """Sampled tokens by what became of them; those of evaluations are not counted.
+
+    ``in_flight``: of tries that are under way. ``kept``: of finished samples whose group is not delivered yet. ``wasted``:
+    thrown away, by cause. ``delivered`` and ``filtered`` count whole groups.
+    """
+
+    in_flight: int
+    kept: int
+    delivered: int
+    filtered: int
+    wasted: Mapping[Cause, int]
+
+    @property
+    def wasted_total(self) -> int:
+        """The tokens wasted for any cause."""
+        return sum(self.wasted.values())
+
+
+@attrs.frozen(kw_only=True)
 class EngineStatistics:
     """Counts since the engine was opened (with a ledger: since the ledger was begun). Groups, except where named otherwise.
 
@@ -25,6 +45,9 @@ class EngineStatistics:
     returned: int
     requeues: Mapping[Cause, int]
     """Requeues by cause, not groups: one group may be requeued several times."""
+    retries: Mapping[Cause, int]
+    """Tries of samples that ended without a result and were followed by another try, by cause."""
+    tokens: TokenCounts
     late: int
     """Complete answers that came after their attempt had ended."""
     orphans: int

@@ -207,13 +207,29 @@ def _trajectories(trajectories: Iterable[Trajectory]) -> tuple[Trajectory, ...]:
 
 
 @attrs.frozen(kw_only=True)
+class MissingSample:
+    """A sample that failed for good, in a group that is delivered without it."""
+
+    index: int
+    failure: Failure
+
+
+def _missing(missing: Iterable[MissingSample]) -> tuple[MissingSample, ...]:
+    return tuple(missing)
+
+
+@attrs.frozen(kw_only=True)
 class Group:
-    """The *n* trajectories of one prompt; delivered, requeued or set aside as one."""
+    """The *n* trajectories of one prompt; delivered, requeued or set aside as one.
+
+    ``missing`` names the samples without a trajectory; there are none unless ``EngineSettings.min_samples`` allows it.
+    """
 
     id: GroupId
     attempt: int
     prompt: Prompt
     trajectories: tuple[Trajectory, ...] = attrs.field(converter=_trajectories)
+    missing: tuple[MissingSample, ...] = attrs.field(default=(), converter=_missing)
 
     def _versions(self) -> list[int]:
         return [span.version for row in self.trajectories for seg in row.segments for span in seg.versions]

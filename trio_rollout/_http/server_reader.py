@@ -169,7 +169,7 @@ class RequestReader:
     def __init__(self, *, head_limit: int = REQUEST_HEAD_LIMIT, body_limit: int = REQUEST_BODY_LIMIT) -> None:
         self._parts = _Parts(head_limit, body_limit)
         self._damage: BadRequest | None = None
-        self.over = False
+        self.over: bool = False
         """No further request is read: the stream has ended, or what follows is not for this reader."""
 
     @property

@@ -19,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from .._core.enums import Cause
 from .._core.statistics import EngineStatistics, ServerCounts
 
 RATE_WINDOW_S = 15.0
@@ -117,9 +118,9 @@ def _of_total(progress: Progress) -> str:
     return str(done) if progress.total is None else f"{done}/{progress.total}"
 
 
-def requeues(statistics: EngineStatistics) -> str:
-    """Return the requeues by cause, as ``deadline 3, server_lost 1``; empty if there are none."""
-    return ", ".join(f"{cause.value} {count}" for cause, count in statistics.requeues.items() if count)
+def by_cause(counts: Mapping[Cause, int]) -> str:
+    """Return counts by cause, as ``deadline 3, server_lost 1``; empty if there are none."""
+    return ", ".join(f"{cause.value} {count}" for cause, count in counts.items() if count)
 
 
 def _exceptions(progress: Progress) -> Iterator[str]:
@@ -127,8 +128,11 @@ def _exceptions(progress: Progress) -> Iterator[str]:
     statistics = progress.statistics
     if progress.unusable:
         yield f"{len(progress.unusable)} of {progress.servers} servers unusable: {', '.join(progress.unusable)}"
-    if causes := requeues(statistics):
-        yield f"requeues: {causes}"
+    for name, counts in (("retries", statistics.retries), ("requeues", statistics.requeues)):
+        if causes := by_cause(counts):
+            yield f"{name}: {causes}"
+    if wasted := statistics.tokens.wasted_total:
+        yield f"{wasted:,} tokens wasted"
     for name in ("quarantined", "filtered", "orphans"):
         if count := getattr(statistics, name):
             yield f"{name} {count}"

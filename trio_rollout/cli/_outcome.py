@@ -11,7 +11,7 @@ from rich.table import Table
 
 from .._core.statistics import EngineStatistics
 from .._core.values import Failure, Group, QuarantineReport
-from ._display import duration, requeues, scored, settled
+from ._display import by_cause, duration, scored, settled
 
 
 class Ending(enum.Enum):
@@ -89,7 +89,9 @@ def _rows(outcome: Outcome) -> Iterator[tuple[str, str]]:
     yield "tokens in this run", f"{outcome.tokens:,}"
     if outcome.elapsed_s > 0:
         yield "tokens/s", f"{outcome.tokens / outcome.elapsed_s:,.0f}"
-    yield "requeues", requeues(counts) or "none"
+    yield "retries", by_cause(counts.retries) or "none"
+    yield "requeues", by_cause(counts.requeues) or "none"
+    yield "tokens wasted", by_cause(counts.tokens.wasted) or "none"
     if counts.late or counts.orphans:
         yield "late answers, orphans", f"{counts.late}, {counts.orphans}"
     yield "weight version", str(counts.weight_version)

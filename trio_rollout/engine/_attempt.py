@@ -1,12 +1,13 @@
-"""An attempt: one try at a group, with a deadline, a cancel scope and a single outcome.
+"""One attempt at a group, and in it one try at each sample that is missing: two scopes, each with a single outcome.
 
-Leaving the attempt's scope without an outcome *is* the requeue, and the cause says why. The first terminal outcome wins,
-both ways: once an outcome is claimed, no cancellation can undo it; once the attempt is cancelled, a late result is thrown
-away.
+Leaving a scope without an outcome *is* the retry, and its cause says why. The first terminal outcome wins, both ways: once
+claimed, no cancellation can undo it; once cancelled, a late result is thrown away. A try that ends without a result costs
+its own sample only (decision 0049). The attempt ends without one where no sample can differ: input that no server takes, a
+sample that failed for good, the group's deadline, the drain.
 """
 
 import logging
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias, final
 
@@ -14,11 +15,16 @@ import attrs
 import trio
 
 from .._core.enums import Cause
-from .._core.failures import failure_of, leaves_of
-from .._core.values import Failure, Group, GroupId, Prompt
+from .._core.failures import Again, after_failure, cause_of, failure_of, leaves_of
+from .._core.ledger_events import SampleKept, SamplesDropped, SamplesTried
+from .._core.samples import SampleCounts, Samples
+from .._core.settings import Retry
+from .._core.tally import Tally
+from .._core.values import Failure, Group, GroupId, Prompt, Trajectory
 from .._util.condition import Condition
-from ..errors import GenerateError, RequestRejected, ServerLost
+from ..errors import GenerateError, RequestRejected
 from ._gate import deadline_after
+from ._ledger import SampleRecorder
 
 UNWANTED = "trio.Cancelled was raised although no scope was cancelled: user code had kept one and raised it again"
 
@@ -32,7 +38,7 @@ class Finished:
 
 @attrs.frozen
 class Dropped:
-    """The group is complete, and the user's filter drops it."""
+    """The group is complete, but the user's filter does not want it."""
 
     group: Group
     reason: str
@@ -40,10 +46,7 @@ class Dropped:
 
 @attrs.frozen
 class Unfinished:
-    """The attempt ended without a result.
-
-    ``permanent``: no other try can end differently. ``sample``: the index of the sample that failed, if it was one.
-    """
+    """The attempt ended without a result. ``permanent``: no other attempt can end differently. ``sample``: whose failure it was."""
 
     cause: Cause
     failure: Failure
@@ -51,7 +54,7 @@ class Unfinished:
     sample: int | None = None
 
     def failure_for(self, index: int) -> Failure:
-        """Return the reason why this sample was not finished: its own failure, or that of a sibling that failed first."""
+        """Return why this sample was not finished: its own failure, or that of the sample that failed first."""
         if self.sample is None or self.sample == index:
             return self.failure
         why = f"sample {self.sample} failed first ({self.failure})"
@@ -62,40 +65,250 @@ Result: TypeAlias = Finished | Dropped
 Outcome: TypeAlias = Finished | Dropped | Unfinished
 
 
+@attrs.frozen
+class TryFailed:
+    """A try ended without a result. ``permanent``: no other try can end differently. ``unscored``: it sampled this."""
+
+    cause: Cause
+    failure: Failure
+    permanent: bool = False
+    unscored: Trajectory | None = None
+
+
+@attrs.define(eq=False)
+class SampleTry:
+    """One try at a sample, the rollout scope: its identity, its scope and its single outcome.
+
+    ``number`` counts the tries of the sample, from 1. ``generating`` is true until its generate function is over; ``begun``
+    is the weight version its first request was sent under; ``empty_continuations``: how often in a row a turn went on after
+    an interruption and got no token.
+    """
+
+    attempt: "Attempt"
+    index: int
+    number: int
+    scope: trio.CancelScope
+    generating: bool = attrs.field(default=True, init=False)
+    new_tokens: int = attrs.field(default=0, init=False)
+    empty_continuations: int = attrs.field(default=0, init=False)
+    begun: int | None = attrs.field(default=None, init=False)
+    calls: int = attrs.field(default=0, init=False)
+    """Its requests that are on a server."""
+    _end: TryFailed | None = attrs.field(default=None, init=False)
+    _claimed: bool = attrs.field(default=False, init=False)
+
+    @property
+    def id(self) -> GroupId:
+        """The group's id."""
+        return self.attempt.id
+
+    @property
+    def deadline(self) -> float:
+        """When it must be over, on ``trio.current_time()``'s clock."""
+        return min(self.scope.deadline, self.attempt.deadline)
+
+    @property
+    def cause(self) -> Cause | None:
+        """The reason why it ended without a result; None if it did not."""
+        return None if self._end is None else self._end.cause
+
+    @property
+    def is_kept(self) -> bool:
+        """True once its trajectory is its sample's."""
+        return self._claimed
+
+    def note_tokens(self, tokens: int) -> None:
+        """Note that a turn brought so many tokens."""
+        self.new_tokens += tokens
+        self.attempt.tally.sample(tokens)
+
+    def begin(self, version: int) -> None:
+        """Note the weight version that its first request is sent under."""
+        self.begun = version
+        self.attempt.note_begun(version)
+
+    def cancel(self, cause: Cause, why: str, *, failure: Failure | None = None) -> bool:
+        """End it without a result, unless it or its attempt has ended already; return True if this call did it."""
+        if self._claimed or self._end is not None or self.attempt.has_ended:
+            return False
+        if self._deadline_passed():
+            self._end = self._out_of_time()
+        else:
+            self._end = TryFailed(cause, failure or self._failure(cause, why))
+        self.scope.cancel(reason=f"{self._end.cause.value}: {why}")
+        return self._end.cause is cause
+
+    def fail(self, error: BaseException, retry: Retry, unscored: Trajectory | None = None) -> None:
+        """Note that user code or a server raised this, unless the try has ended already.
+
+        A server's word counts as such out of nurseries of user code too, if nothing else is in their group.
+        """
+        if self._claimed or self._end is not None:
+            return
+        leaves = leaves_of(error)
+        cause = cause_of(error, retry.infrastructure)
+        permanent = all(isinstance(leaf, RequestRejected) for leaf in leaves)
+        shown = leaves[0] if permanent or cause is not Cause.ERROR else error
+        failure = failure_of(shown, cause, group=self.id, attempt=self.attempt.number)
+        self._end = TryFailed(cause, failure, permanent or unscored is not None, unscored)
+
+    def claim(self, trajectory: Trajectory) -> bool:
+        """Make this the outcome, unless the try or its attempt was cancelled before; return True if it is."""
+        if self._end is None and not self.attempt.has_ended:
+            self._claimed = True
+            self.attempt.keep(trajectory, self.new_tokens)
+        return self._claimed
+
+    @property
+    def failed(self) -> TryFailed | None:
+        """The outcome of a try whose scope was left; None if it has its result.
+
+        A scope that is left without a claim, a failure or a deadline was left by a Cancelled that user code had kept: it
+        belongs to no scope that is left here (decision 0031).
+        """
+        if self._claimed:
+            return None
+        if self._end is None:
+            self._end = (
+                self._out_of_time() if self._deadline_passed() else TryFailed(Cause.ERROR, self._kept_cancelled())
+            )
+        return self._end
+
+    async def give_up(self, cause: Cause, why: str, *, failure: Failure | None = None) -> GenerateError:
+        """Cancel the try from inside one of its tasks.
+
+        Raises Cancelled at once. Only a caller that shields itself comes back from here, with an exception to raise.
+        """
+        self.cancel(cause, why, failure=failure)
+        await trio.lowlevel.checkpoint()
+        return GenerateError(f"group {self.id}, sample {self.index}: try {self.number} is over ({why})")
+
+    def _deadline_passed(self) -> bool:
+        return trio.current_time() >= self.scope.deadline
+
+    def _out_of_time(self) -> TryFailed:
+        return TryFailed(Cause.DEADLINE, self._failure(Cause.DEADLINE, f"rollout {self.index}: its deadline passed"))
+
+    def _kept_cancelled(self) -> Failure:
+        return attrs.evolve(self._failure(Cause.ERROR, UNWANTED), type="Cancelled")
+
+    def _failure(self, cause: Cause, why: str) -> Failure:
+        return Failure(cause=cause, type="", message=why, group=self.id, attempt=self.attempt.number)
+
+
 @attrs.define(eq=False)
 class Attempt:
-    """One try at a group: its identity, its scope and its outcome.
+    """One attempt at a group: its identity, its scope, the tries under way and its single outcome.
 
-    ``generating`` is the number of its rollouts that still sample. ``begun`` is the weight version under which its first
-    request was sent. ``empty_continuations`` counts how often in a row a turn went on after an interruption and got no
-    token.
+    ``samples`` outlives the attempt: what is finished stays so, and the next attempt runs what is missing. ``begun`` is the
+    oldest weight version of anything in it.
     """
 
     id: GroupId
     number: int
     prompt: Prompt
-    generating: int
+    samples: Samples
     scope: trio.CancelScope
-    new_tokens: int = attrs.field(default=0, init=False)
-    empty_continuations: int = attrs.field(default=0, init=False)
+    min_samples: int | None = None
+    recorder: SampleRecorder | None = None
+    tally: Tally = attrs.field(factory=Tally)
+    tries: dict[int, SampleTry] = attrs.field(factory=dict, init=False)
     begun: int | None = attrs.field(default=None, init=False)
     _end: Unfinished | None = attrs.field(default=None, init=False)
     _claimed: bool = attrs.field(default=False, init=False)
 
     @property
     def deadline(self) -> float:
-        """The time at which the attempt must be over, on ``trio.current_time()``'s clock."""
+        """When it must be over, on ``trio.current_time()``'s clock."""
         return self.scope.deadline
 
     @property
     def cause(self) -> Cause | None:
-        """The reason why the attempt was cancelled; None if it was not."""
+        """Why it was cancelled; None while it was not."""
         return None if self._end is None else self._end.cause
 
     @property
+    def has_ended(self) -> bool:
+        """True once it has its outcome, or was cancelled."""
+        return self._claimed or self._end is not None
+
+    @property
     def is_out_of_time(self) -> bool:
-        """True if the attempt's deadline has passed and nothing else had ended the attempt."""
-        return self._end is None and not self._claimed and self._deadline_passed()
+        """True if nothing has ended it but its deadline."""
+        return not self.has_ended and self._deadline_passed()
+
+    def note_begun(self, version: int) -> None:
+        """Note that a request of this weight version is sent."""
+        if self.begun is None or version < self.begun:
+            self.begun = version
+
+    def note_oldest(self) -> None:
+        """Find the oldest weight version of what is left, after a sample or a try was thrown away."""
+        versions = [each.begun for each in self.tries.values() if each.begun is not None]
+        kept = self.samples.oldest_version()
+        self.begun = min([*versions, *([] if kept is None else [kept])], default=None)
+
+    def keep(self, trajectory: Trajectory, tokens: int) -> None:
+        """Keep a finished sample until the group settles; the ledger gets it in the background."""
+        self.samples.finish(trajectory.index, trajectory, tokens)
+        self.tally.keep(tokens)
+        if self.recorder is not None:
+            self.recorder.note(SampleKept(id=self.id, attempt=self.number, trajectory=trajectory))
+
+    def drop(self, indices: Sequence[int]) -> None:
+        """Throw finished samples away that are too old: they are to be sampled again."""
+        for index in indices:
+            self.tally.drop(Cause.STALE, self.samples[index].tokens)
+            self.tally.retries[Cause.STALE] += 1
+            self.samples.drop(index)
+        if indices and self.recorder is not None:
+            self.recorder.note(SamplesDropped(id=self.id, indices=tuple(indices)))
+        self.note_oldest()
+
+    @contextmanager
+    def trying(self, index: int, seconds: float | None) -> Generator[SampleTry]:
+        """Begin a try at a sample, which may take so many seconds, for the block; its outcome is settled by the caller."""
+        self.samples.start(index)
+        number = self.samples[index].counts.tries
+        this = SampleTry(self, index, number, trio.CancelScope(deadline=deadline_after(seconds)))
+        self.tries[index] = this
+        try:
+            yield this
+        finally:
+            del self.tries[index]
+            if not this.is_kept:
+                self.tally.lose(this.cause or self.cause or Cause.DEADLINE, this.new_tokens)
+
+    def settle_try(self, this: SampleTry, failed: TryFailed, retry: Retry) -> Again | None:
+        """Decide what follows a failed try: another one, or None if its sample failed for good.
+
+        A sample that failed for good ends the attempt, unless enough samples of the group can still be finished.
+        """
+        if failed.permanent and failed.unscored is None:  # input that no server takes: no sibling can differ
+            self.samples.stop(this.index)
+            self.cancel(failed.cause, failed.failure.message, failure=failed.failure, permanent=True, sample=this.index)
+            return None
+        counts = self.samples[this.index].counts
+        verdict = after_failure(
+            failed.cause,
+            permanent=failed.permanent,
+            attempts=counts.attempts,
+            unpenalized=counts.unpenalized + this.empty_continuations,
+            new_tokens=this.new_tokens,
+            retry=retry,
+        )
+        if isinstance(verdict, Again):
+            self.samples.rest(this.index, _counted(counts, verdict))
+            self.tally.retries[failed.cause] += 1
+            this.begun = None
+            self.note_oldest()
+            if self.recorder is not None:
+                self.recorder.note(SamplesTried(id=self.id, samples=tuple(sample.counts for sample in self.samples)))
+            return verdict
+        self.samples.fail(this.index, failed.failure, counts, failed.unscored)
+        if not self.samples.can_complete(self.min_samples):
+            self.cancel(failed.cause, failed.failure.message, failure=failed.failure, permanent=True, sample=this.index)
+        return None
 
     def cancel(
         self,
@@ -106,8 +319,8 @@ class Attempt:
         permanent: bool = False,
         sample: int | None = None,
     ) -> bool:
-        """End the attempt without a result, unless it has ended already. Return True if this call ended it."""
-        if self._claimed or self._end is not None:
+        """End it without a result, unless it has ended already; return True if this call did it."""
+        if self.has_ended:
             return False
         if self._deadline_passed():
             self._end = self._out_of_time()
@@ -116,29 +329,14 @@ class Attempt:
         self.scope.cancel(reason=f"{self._end.cause.value}: {why}")
         return self._end.cause is cause
 
-    def fail(self, error: Exception, sample: int | None = None) -> None:
-        """End the attempt because user code or a server raised this, in one sample or in code for the whole group.
-
-        The cause follows from the exception. A server's error counts as one inside an exception group, too, if the group
-        holds nothing else.
-        """
-        leaves = leaves_of(error)
-        cause = Cause.SERVER_LOST if all(isinstance(leaf, ServerLost) for leaf in leaves) else Cause.ERROR
-        permanent = all(isinstance(leaf, RequestRejected) for leaf in leaves)
-        shown = leaves[0] if permanent or cause is Cause.SERVER_LOST else error
-        failure = failure_of(shown, cause, group=self.id, attempt=self.number)
-        self.cancel(cause, failure.message, failure=failure, permanent=permanent, sample=sample)
-
-    def leave_unclaimed(self, sample: int) -> None:
-        """Fail the attempt because a sample's scope was left without a result, unless the attempt has ended already.
-
-        Only a Cancelled that user code had kept and raises again does that: it belongs to no scope that is left here, and
-        the nursery above would swallow it (decision 0031).
-        """
-        self.cancel(Cause.ERROR, UNWANTED, failure=self._kept_cancelled(), sample=sample)
+    def fail(self, error: BaseException, retry: Retry) -> None:
+        """Note that user code over the whole group raised this (its group reward, its filter): no other attempt can help."""
+        cause = cause_of(error, retry.infrastructure)
+        failure = failure_of(error, cause, group=self.id, attempt=self.number)
+        self.cancel(cause, failure.message, failure=failure, permanent=True)
 
     def claim(self, result: Result) -> Outcome:
-        """Make this the outcome, unless the attempt was cancelled before. Return the attempt's outcome."""
+        """Make this the outcome, unless the attempt was cancelled before."""
         if self._end is not None:
             return self._end
         self._claimed = True
@@ -146,18 +344,27 @@ class Attempt:
 
     def unfinished(self) -> Unfinished:
         """Return the outcome of an attempt whose scope was left without a claim."""
-        if self._end is not None:
-            return self._end
-        return self._out_of_time() if self._deadline_passed() else Unfinished(Cause.ERROR, self._kept_cancelled())
+        if self._end is None:
+            kept = attrs.evolve(self._failure(Cause.ERROR, UNWANTED), type="Cancelled")
+            self._end = (
+                self._out_of_time() if self._deadline_passed() else Unfinished(Cause.ERROR, kept, permanent=True)
+            )
+        return self._end
 
-    async def give_up(self, cause: Cause, why: str, *, failure: Failure | None = None) -> GenerateError:
-        """Cancel the attempt from inside one of its tasks.
-
-        Raises Cancelled at once. Only inside a shield does this return: then with an exception for the caller to raise.
-        """
-        self.cancel(cause, why, failure=failure)
-        await trio.lowlevel.checkpoint()
-        return GenerateError(f"group {self.id}: attempt {self.number} is over ({self.unfinished().failure})")
+    def stop_samples(self, cause: Cause, failure: Failure, retry: Retry) -> None:
+        """End what is not finished with the attempt. The group's deadline counts as one try of each such sample."""
+        for index in self.samples.unfinished():
+            counts = self.samples[index].counts
+            if cause is not Cause.DEADLINE:
+                self.samples.stop(index)
+                continue
+            verdict = after_failure(
+                cause, permanent=False, attempts=counts.attempts, unpenalized=0, new_tokens=0, retry=retry
+            )
+            if isinstance(verdict, Again):
+                self.samples.stop(index, _counted(counts, verdict))
+            else:
+                self.samples.fail(index, failure, counts)
 
     def _deadline_passed(self) -> bool:
         return trio.current_time() >= self.scope.deadline
@@ -165,11 +372,12 @@ class Attempt:
     def _out_of_time(self) -> Unfinished:
         return Unfinished(Cause.DEADLINE, self._failure(Cause.DEADLINE, "the group's deadline passed"))
 
-    def _kept_cancelled(self) -> Failure:
-        return Failure(cause=Cause.ERROR, type="Cancelled", message=UNWANTED, group=self.id, attempt=self.number)
-
     def _failure(self, cause: Cause, why: str) -> Failure:
         return Failure(cause=cause, type="", message=why, group=self.id, attempt=self.number)
+
+
+def _counted(counts: SampleCounts, verdict: Again) -> SampleCounts:
+    return attrs.evolve(counts, attempts=verdict.attempts, unpenalized=verdict.unpenalized)
 
 
 @final
@@ -205,21 +413,36 @@ class RunningAttempts:
         for attempt in list(self._attempts):
             attempt.cancel(cause, why)
 
-    def cancel_sampling(self, cause: Cause, why: str) -> None:
-        """Cancel the attempts that still sample; those that are only being scored have all their tokens."""
-        for attempt in list(self._attempts):
-            if attempt.generating:
-                attempt.cancel(cause, why)
+    def tries(self) -> Sequence[SampleTry]:
+        """Return the tries under way."""
+        return [this for attempt in self._attempts for this in attempt.tries.values()]
+
+    def cancel_sampling(self, cause: Cause, why: str) -> Sequence[SampleTry]:
+        """Cancel and return the tries that still sample and have sent a request.
+
+        A try that is only being scored has all its tokens; one that has sent nothing yet waits at the gate.
+        """
+        sampling = [this for this in self.tries() if this.generating and this.begun is not None]
+        for this in sampling:
+            this.cancel(cause, why)
+        return sampling
 
 
-def is_unwanted() -> bool:
-    """Return True if a Cancelled that was just caught belongs to no scope: user code had kept one and raised it again."""
-    return trio.current_effective_deadline() > trio.current_time()
-
-
-def new_attempt(prompt: Prompt, number: int, *, rollouts: int, seconds: float | None) -> Attempt:
-    """Return an attempt that may take ``seconds`` from now; None, zero and negative numbers mean any time."""
-    return Attempt(prompt.group_id, number, prompt, rollouts, trio.CancelScope(deadline=deadline_after(seconds)))
+def new_attempt(
+    prompt: Prompt,
+    number: int,
+    samples: Samples,
+    *,
+    seconds: float | None,
+    min_samples: int | None = None,
+    recorder: SampleRecorder | None = None,
+    tally: Tally | None = None,
+) -> Attempt:
+    """Return an attempt that may take so many seconds from now; None, zero or less: any time."""
+    scope = trio.CancelScope(deadline=deadline_after(seconds))
+    attempt = Attempt(prompt.group_id, number, prompt, samples, scope, min_samples, recorder, tally or Tally())
+    attempt.note_oldest()
+    return attempt
 
 
 _LOGGER = logging.getLogger("trio_rollout")

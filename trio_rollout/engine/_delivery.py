@@ -5,7 +5,7 @@ delivery; between the end of that write and the claim of the groups there is no 
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import final
 
 import attrs
@@ -15,8 +15,9 @@ from .._core.batching import Answer, Decision, decide
 from .._core.book import Entry
 from .._core.enums import Cause
 from .._core.events import BatchAcked, BatchDelivered, GroupRequeued, GroupStarved
-from .._core.ledger_events import Acked, Delivered, Recovered, Requeued, Restored
+from .._core.ledger_events import Acked, Delivered, LedgerEvent, Recovered, Requeued, Restored, SampleKept
 from .._core.lifecycle import Event, State
+from .._core.samples import Samples
 from .._core.statistics import EngineStatistics
 from .._core.values import Group
 from ..errors import EndOfData, EngineClosed, RolloutError, ServerError
@@ -71,6 +72,8 @@ class Delivery:
         book = self.state.book
         seen = [book.enter(_ready_entry(group)) for _, groups in past.delivered for group in groups]
         fresh = [book.enter(_ready_entry(group)) for group in past.ready]
+        for entry in (*seen, *fresh):
+            self.state.tally.recover(entry.samples)
         self._seen.update(seen)
         self.state.ready.add([*seen, *fresh])
         self._last_acked = -1 if past.acked_step is None else past.acked_step
@@ -104,7 +107,11 @@ class Delivery:
     async def _recycle(self, stale: Sequence[Entry]) -> None:
         """Requeue groups that are too old for the trainer that would get them now."""
         state, instruments = self.state, self.state.context.instruments
-        await state.ledger.write(*(_requeued(entry) for entry in stale))
+        for entry in stale:
+            for index in entry.samples.stale(state.context.settings.staleness, state.context.gate.version):
+                state.tally.drop(Cause.STALE, entry.samples[index].tokens)
+                entry.samples.drop(index)
+        await state.ledger.write(*(event for entry in stale for event in _requeued(entry)))
         for entry in stale:
             state.book.recycle(entry)
             instruments.emit(GroupRequeued(id=entry.id, attempt=entry.attempt, cause=Cause.STALE, error=None))
@@ -137,6 +144,7 @@ class Delivery:
         self.next_step = step + 1
         for entry in entries:
             state.book.apply(entry, Event.DELIVER)
+            state.tally.deliver(entry.samples)
         state.staleness.note_delivered(count)
         state.ready.remove(entries)
         batch = Batch(
@@ -190,14 +198,20 @@ class Delivery:
             self._seen.update(entries)
             for entry in entries:
                 state.book.apply(entry, Event.RESTORE)
+                state.tally.take_back(entry.samples)
             state.ready.put_in_front(entries)
 
 
 def _ready_entry(group: Group) -> Entry:
-    return Entry(id=group.id, prompt=group.prompt, state=State.READY, attempt=group.attempt, group=group)
-
-
-def _requeued(entry: Entry) -> Requeued:
-    return Requeued(
-        id=entry.id, attempt=entry.attempt, cause=Cause.STALE, attempts=entry.attempts, unpenalized=entry.unpenalized
+    samples = Samples.recovered(len(group.trajectories) + len(group.missing), group.trajectories, ())
+    return Entry(
+        id=group.id, prompt=group.prompt, state=State.READY, attempt=group.attempt, samples=samples, group=group
     )
+
+
+def _requeued(entry: Entry) -> Iterator[LedgerEvent]:
+    """The group waits again, with those of its samples that are still fresh enough."""
+    counts = tuple(sample.counts for sample in entry.samples)
+    yield Requeued(id=entry.id, attempt=entry.attempt, cause=Cause.STALE, attempts=0, unpenalized=0, samples=counts)
+    for trajectory in entry.samples.kept():
+        yield SampleKept(id=entry.id, attempt=entry.attempt, trajectory=trajectory)

@@ -10,9 +10,10 @@ import attrs
 import trio
 
 from .._core.enums import Status, Stop
-from .._core.failures import Again, after_failure
-from .._core.values import Group, GroupId, Prompt, Trajectory
+from .._core.samples import Samples
+from .._core.values import Group, GroupId, MissingSample, Prompt, Trajectory
 from .._util.time import retry_wait_s, wait_s
+from .._util.user_code import ends_the_process
 from ..abc import Generate, Source
 from ..errors import ServerError, SourceError
 from ._attempt import Outcome, Unfinished, new_attempt
@@ -37,7 +38,7 @@ class Evaluation:
 
     async def run(self, source: Source) -> tuple[Group, ...]:
         """Evaluate every prompt of the source; see ``RolloutEngine.evaluate``."""
-        source_error: Exception | None = None
+        source_error: BaseException | None = None
         work = trio.CancelScope()
         async with trio.open_nursery() as nursery:
             with work:
@@ -50,16 +51,18 @@ class Evaluation:
             self._say_why()
         return tuple(group for group in self._groups.values() if group is not None)
 
-    async def _run_all(self, source: Source) -> Exception | None:
+    async def _run_all(self, source: Source) -> BaseException | None:
         """Run every prompt. An exception of the source ends all of them, and is returned."""
-        failure: Exception | None = None
+        failure: BaseException | None = None
         async with trio.open_nursery() as prompts:
             try:
                 while taken := await source.take(_AT_ONCE):
                     for prompt in taken:
                         self._enter(prompt)
                         prompts.start_soon(self._one, prompt, name=f"evaluate {prompt.group_id}")
-            except Exception as error:  # noqa: BLE001  the boundary of the source: raised by the caller, bare
+            except BaseException as error:  # noqa: ASYNC103  the boundary of the source: raised by the caller, bare
+                if ends_the_process(error):
+                    raise
                 prompts.cancel_scope.cancel(reason="the source of the evaluation failed")
                 failure = error
         return failure
@@ -87,53 +90,54 @@ class Evaluation:
         raise ServerError(f"evaluate: {failure.blocked_reason}")
 
     async def _one(self, prompt: Prompt) -> None:
-        number = attempts = unpenalized = 0
-        retry = self.context.settings.retry
+        samples, retry, number = Samples.of(self.samples), self.context.settings.retry, 0
         while True:
             number += 1
-            outcome, new_tokens = await self._attempt(prompt, number)
+            outcome = await self._attempt(prompt, number, samples)
             if not isinstance(outcome, Unfinished):
-                self._groups[prompt.group_id] = outcome.group
+                self._groups[prompt.group_id] = self._whole(outcome.group)
                 return
-            verdict = after_failure(
-                outcome.cause,
-                permanent=outcome.permanent,
-                attempts=attempts,
-                unpenalized=unpenalized,
-                new_tokens=new_tokens,
-                retry=retry,
-            )
-            if not isinstance(verdict, Again):
-                self._groups[prompt.group_id] = self._failed(prompt, number, outcome)
+            if outcome.permanent:
+                missing = [
+                    MissingSample(index=index, failure=outcome.failure_for(index)) for index in samples.missing()
+                ]
+                kept = Group(
+                    id=prompt.group_id, attempt=number, prompt=prompt, trajectories=samples.kept(), missing=missing
+                )
+                self._groups[prompt.group_id] = self._whole(kept)
                 return
-            attempts, unpenalized = verdict.attempts, verdict.unpenalized
-            await wait_s(retry_wait_s(verdict.backoff, retry=retry, rng=self.context.ports.random))
+            backoff = max(sample.counts.attempts for sample in samples) if outcome.cause.uses_attempt else 0
+            await wait_s(retry_wait_s(backoff, retry=retry, rng=self.context.ports.random))
 
-    async def _attempt(self, prompt: Prompt, number: int) -> tuple[Outcome, int]:
-        slots = self.state.evaluation_slots
-        wanted = min(self.samples, slots.total)  # more samples than slots run at once too, when nothing else does
+    async def _attempt(self, prompt: Prompt, number: int, samples: Samples) -> Outcome:
+        slots, gate = self.state.evaluation_slots, self.context.gate
+        wanted = min(len(samples.missing()), slots.total)
         await slots.changed.wait_until(lambda: slots.free >= wanted)
-        with slots.claim(wanted) as lease:
-            await self.context.gate.wait()
-            attempt = new_attempt(prompt, number, rollouts=self.samples, seconds=self.context.settings.deadlines.group)
-            with self.state.evaluations.holding(attempt):
-                return await run_attempt(attempt, self.context, lease), attempt.new_tokens
+        while not gate.is_open:  # the group's deadline begins when it can sample
+            await gate.wait()
+            await slots.changed.wait_until(lambda: slots.free >= wanted)
+        seconds = self.context.settings.deadlines.group
+        attempt = new_attempt(prompt, number, samples, seconds=seconds, min_samples=0)
+        with self.state.evaluations.holding(attempt):
+            return await run_attempt(attempt, self.context, slots.claim(wanted))
 
-    def _failed(self, prompt: Prompt, number: int, outcome: Unfinished) -> Group:
-        rows = [
+    def _whole(self, group: Group) -> Group:
+        """Return the group with a FAILED trajectory for each sample that is missing."""
+        failed = [
             Trajectory(
-                prompt=prompt,
-                index=index,
+                prompt=group.prompt,
+                index=sample.index,
                 segments=(),
                 status=Status.FAILED,
                 stop=Stop.ABORT,
                 turns=0,
-                metadata=prompt.metadata,
-                error=outcome.failure_for(index),
+                metadata=group.prompt.metadata,
+                error=sample.failure,
             )
-            for index in range(self.samples)
+            for sample in group.missing
         ]
-        return Group(id=prompt.group_id, attempt=number, prompt=prompt, trajectories=rows)
+        rows = sorted([*group.trajectories, *failed], key=lambda row: row.index)
+        return attrs.evolve(group, trajectories=rows, missing=())
 
 
 def evaluation_context(context: RolloutContext, generate: Generate | None, samples: int) -> RolloutContext:
@@ -142,6 +146,7 @@ def evaluation_context(context: RolloutContext, generate: Generate | None, sampl
         context.settings,
         samples_per_prompt=samples,
         partial=False,
+        min_samples=None,
         max_running=max(context.settings.max_running, samples),
     )
     return attrs.evolve(

@@ -19,7 +19,7 @@ when both have their server.
 """
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self, final
@@ -142,6 +142,10 @@ class Gate:
     async def until_fewer_calls(self, than: int) -> None:
         """Wait until fewer turns than ``than`` are under way on a server. Cancelled, nothing has changed."""
         await self._left.wait_until(lambda: len(self._inside) < than)
+
+    async def until_calls_end(self, have_ended: Callable[[], bool]) -> None:
+        """Wait until certain turns have left their servers. Cancelled, nothing has changed."""
+        await self._left.wait_until(have_ended)
 
     def adopt(self, version: int) -> None:
         """Make this the newest weight version."""

@@ -25,7 +25,7 @@ class Instruments:
     Where an event is made for each turn or sample, the caller asks that first: without instruments it costs nothing.
     """
 
-    _working: list[Instrument] = attrs.field(converter=_listed, default=())
+    _working: list[Instrument] = attrs.field(converter=_listed, factory=list)
 
     def __bool__(self) -> bool:
         return bool(self._working)

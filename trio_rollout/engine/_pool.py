@@ -26,11 +26,12 @@ from .._core.admission import may_pull, may_start, pullable, startable
 from .._core.book import Entry
 from .._core.enums import Cause
 from .._core.events import GroupFiltered, GroupQuarantined, GroupReady, GroupRequeued, GroupStarted
-from .._core.failures import Again, after_failure, failure_of, words_of
+from .._core.failures import failure_of, words_of
 from .._core.ledger_events import Filtered, Quarantined, Ready, Requeued
 from .._core.lifecycle import Event, State
 from .._core.values import Prompt, QuarantineReport
 from .._util.time import retry_wait_s, wait_s
+from .._util.user_code import ends_the_process
 from ..errors import DataRefused, LedgerError, RolloutError, SourceError
 from ._attempt import Attempt, Dropped, Finished, Outcome, Unfinished, new_attempt
 from ._group import run_attempt
@@ -53,10 +54,12 @@ class Pool:
         """Run until admission is closed and every attempt is over. After a drain, give back what is unfinished."""
         async with trio.open_nursery() as beside:
             beside.start_soon(self._note_blocked, name="note why servers are blocked")
+            beside.start_soon(self.state.recorder.serve, name="record finished samples")
             async with trio.open_nursery() as attempts:
                 task_status.started()
                 with self._admission:
                     await self._admit_groups(attempts)
+            await self.state.recorder.flush()
             beside.cancel_scope.cancel(reason="every attempt is over")
         if self.state.phase is Phase.DRAINING:  # when the block is left, ``close`` gives back, after this task's end
             await self._give_back(self.state.context.settings.deadlines.drain, State.WAITING, State.RUNNING)
@@ -80,7 +83,7 @@ class Pool:
 
     def _startable(self) -> int:
         state = self.state
-        return startable(state.load()) if may_start(free_slots=state.slots.free, per_group=state.per_group) else 0
+        return startable(state.load()) if may_start(free_slots=state.slots.free, per_group=state.next_needs) else 0
 
     def _pullable(self) -> int:
         state = self.state
@@ -95,7 +98,9 @@ class Pool:
             count = await state.wake.admission.wait_until(self._pullable)
             try:
                 await self._pull_some(count)
-            except Exception as error:  # noqa: BLE001  the boundary of the source: its failure becomes the engine's
+            except BaseException as error:  # noqa: ASYNC103  the boundary of the source: its failure becomes the engine's
+                if ends_the_process(error):
+                    raise
                 state.failure.fail(_source_failed(error))
                 return
 
@@ -107,7 +112,7 @@ class Pool:
         if not prompts:
             state.end_data()
             return
-        entries = [state.book.pull(prompt) for prompt in prompts]
+        entries = [state.book.pull(prompt, state.per_group) for prompt in prompts]
         refused = await state.ledger.write_pull(prompts, state.source)
         state.enqueue(entry for entry in entries if entry.id not in refused)
         for entry in entries:
@@ -119,17 +124,23 @@ class Pool:
         entry = state.queue.popleft()
         state.book.start(entry)
         seconds = state.context.settings.deadlines.group
-        attempt = new_attempt(entry.prompt, entry.attempt, rollouts=state.per_group, seconds=seconds)
-        lease = state.slots.claim(state.per_group)
+        attempt = new_attempt(
+            entry.prompt,
+            entry.attempt,
+            entry.samples,
+            seconds=seconds,
+            min_samples=state.context.settings.min_samples,
+            recorder=state.recorder,
+            tally=state.tally,
+        )
+        lease = state.slots.claim(len(entry.samples.missing()))
         state.context.instruments.emit(GroupStarted(id=entry.id, attempt=entry.attempt))
         attempts.start_soon(self._run, entry, attempt, lease, name=f"group {entry.id} attempt {entry.attempt}")
 
     async def _run(self, entry: Entry, attempt: Attempt, lease: SlotLease) -> None:
         state = self.state
         with state.running.holding(attempt):
-            with lease:
-                outcome = await run_attempt(attempt, state.context, lease)
-            state.generated_tokens += attempt.new_tokens
+            outcome = await run_attempt(attempt, state.context, lease)
             try:
                 backoff = await self._settle(entry, attempt, outcome)
             except LedgerError as error:  # on disk the group is unfinished, and it stays so here
@@ -145,6 +156,8 @@ class Pool:
 
     async def _settle(self, entry: Entry, attempt: Attempt, outcome: Outcome) -> float | None:
         """Record the outcome, then show it. Return the seconds until a requeued group may start; None for all others."""
+        if not isinstance(outcome, Unfinished):
+            self.state.recorder.forget(entry.id)
         try:
             return await self._settle_as(outcome, entry, attempt)
         except DataRefused as error:  # user code put something into it that no other try would leave out
@@ -164,6 +177,7 @@ class Pool:
                 await state.ledger.write(Filtered(id=entry.id, attempt=attempt.number, reason=reason))
                 state.budget.group_ready()
                 state.book.apply(entry, Event.FILTER)
+                state.tally.filter(entry.samples)
                 state.context.instruments.emit(GroupFiltered(id=entry.id, attempt=attempt.number, reason=reason))
             case Unfinished():
                 return await self._settle_unfinished(entry, attempt, outcome)
@@ -173,44 +187,42 @@ class Pool:
         state = self.state
         if outcome.cause in {Cause.SHUTDOWN, Cause.CANCELLED} and not state.ledger.keeps_groups:
             return None  # it is given back to the source when every attempt is over: no requeue
-        retry = state.context.settings.retry
-        verdict = after_failure(
-            outcome.cause,
-            permanent=outcome.permanent,
-            attempts=entry.attempts,
-            unpenalized=entry.unpenalized + attempt.empty_continuations,
-            new_tokens=attempt.new_tokens,
-            retry=retry,
-        )
-        if not isinstance(verdict, Again):
+        if outcome.permanent or not entry.samples.can_complete(attempt.min_samples):
             await self._give_up(entry, outcome)
             return None
+        attempts = max(sample.counts.attempts for sample in entry.samples)
         await state.ledger.write(
             Requeued(
                 id=entry.id,
                 attempt=attempt.number,
                 cause=outcome.cause,
-                attempts=verdict.attempts,
-                unpenalized=verdict.unpenalized,
+                attempts=attempts,
+                unpenalized=0,
                 error=outcome.failure,
+                samples=tuple(sample.counts for sample in entry.samples),
             )
         )
-        state.book.requeue(entry, outcome.cause, attempts=verdict.attempts, unpenalized=verdict.unpenalized)
-        if outcome.cause is Cause.ERROR:  # user code's, mostly: its author should not have to look for it
-            _LOGGER.warning("group %s runs again, attempt %d failed: %s", entry.id, attempt.number, outcome.failure)
+        state.book.requeue(entry, outcome.cause)
         state.context.instruments.emit(
             GroupRequeued(id=entry.id, attempt=attempt.number, cause=outcome.cause, error=outcome.failure)
         )
-        return retry_wait_s(verdict.backoff, retry=retry, rng=state.context.ports.random)
+        backoff = attempts if outcome.cause.uses_attempt else 0
+        return retry_wait_s(backoff, retry=state.context.settings.retry, rng=state.context.ports.random)
 
     async def _give_up(self, entry: Entry, outcome: Unfinished) -> None:
-        report = QuarantineReport(id=entry.id, cause=outcome.cause, attempts=entry.attempt, error=outcome.failure)
-        await self.state.ledger.write(Quarantined(report=report))
+        report = QuarantineReport(
+            id=entry.id,
+            cause=outcome.cause,
+            attempts=max(sample.counts.tries for sample in entry.samples),
+            error=outcome.failure,
+        )
+        await self.state.ledger.write(Quarantined(report=report, unscored=entry.samples.unscored()))
         self._quarantine(entry, report)
 
     def _quarantine(self, entry: Entry, report: QuarantineReport) -> None:
         state = self.state
         state.book.quarantine(entry, report)
+        state.tally.drop(report.cause, entry.samples.kept_tokens)
         _LOGGER.error("group %s is quarantined at attempt %d: %s", entry.id, report.attempts, report.error)
         state.context.instruments.emit(GroupQuarantined(id=entry.id, report=report))
         if state.budget.group_failed():
@@ -274,14 +286,17 @@ class Pool:
         with trio.move_on_after(seconds, shield=True):
             try:
                 await state.source.give_back([entry.prompt for entry in entries])
-            except Exception as error:  # noqa: BLE001  the boundary of the source: its failure becomes the engine's
+            except BaseException as error:  # noqa: ASYNC103  the boundary of the source: its failure becomes the engine's
+                if ends_the_process(error):
+                    raise
                 state.failure.fail(_source_failed(error))
                 return
             for entry in entries:
                 state.book.apply(entry, Event.RETURN)
+                state.tally.drop(Cause.SHUTDOWN, entry.samples.kept_tokens)
 
 
-def _source_failed(error: Exception) -> RolloutError:
+def _source_failed(error: BaseException) -> RolloutError:
     """Return a failure of the source, or of the ledger that was told of its prompts. A source's EndOfData is not the engine's."""
     if isinstance(error, SourceError | LedgerError | DataRefused):
         return error

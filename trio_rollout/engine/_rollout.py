@@ -14,7 +14,7 @@ from .._core.segments import no_room, segments_of, status_of
 from .._core.values import Prompt, Trajectory, Turn
 from ..abc import ModelInput, OnTokens, Rollout, Session
 from ..errors import ContextFull, GenerateError
-from ._attempt import Attempt
+from ._attempt import SampleTry
 from ._context import RolloutContext
 from ._gate import Clock, ignore_progress
 from ._turn import sample_turn
@@ -30,11 +30,9 @@ _NOTHING: Mapping[str, object] = MappingProxyType({})
 class RolloutHandle:
     """One execution of one prompt, as its generate function sees it (``trio_rollout.abc.Rollout``)."""
 
-    _attempt: Attempt
+    this_try: SampleTry
     _context: RolloutContext
     _prompt: Prompt
-    index: int
-    deadline: float
     progress: Clock | None = attrs.field(default=None, init=False)
     """Idle timer, reset by every token; None if ``no_progress`` is not set."""
     opened_tools: "RolloutTools | None" = attrs.field(default=None, init=False)
@@ -45,8 +43,18 @@ class RolloutHandle:
 
     @property
     def attempt(self) -> int:
-        """Number of this try at the group, from 1."""
-        return self._attempt.number
+        """Number of this try at the sample, from 1."""
+        return self.this_try.number
+
+    @property
+    def index(self) -> int:
+        """The sample's place in its group, from 0."""
+        return self.this_try.index
+
+    @property
+    def deadline(self) -> float:
+        """When it must be over, on ``trio.current_time()``'s clock; infinite if there is no limit."""
+        return self.this_try.deadline
 
     @property
     def weight_version(self) -> int:
@@ -91,11 +99,11 @@ class RolloutHandle:
         self._refuse_if_over("generate")
         try:
             turn = await sample_turn(
-                self._attempt,
+                self.this_try,
                 self._context,
                 input_ids,
                 self._sampling(sampling),
-                affinity=f"{self._attempt.id}#{self.attempt}.{self.index}",
+                affinity=f"{self.this_try.id}#{self.attempt}.{self.index}",
                 extra={**self._prompt.extra, **extra} if extra else self._prompt.extra,
                 progress=self.progress,
                 on_tokens=on_tokens,
@@ -110,7 +118,9 @@ class RolloutHandle:
 
     def _tell_of(self, turn: Turn) -> None:
         if instruments := self._context.instruments:
-            instruments.emit(TurnFinished(id=self._attempt.id, attempt=self.attempt, index=self.index, turn=turn))
+            instruments.emit(
+                TurnFinished(id=self.this_try.id, attempt=self.this_try.attempt.number, index=self.index, turn=turn)
+            )
 
     def session(self, *, sampling: SamplingParams | None = None) -> AbstractAsyncContextManager[Session]:
         """Open a session for an agent that speaks OpenAI or Anthropic over HTTP; see ``trio_rollout.gateway``.
@@ -126,7 +136,7 @@ class RolloutHandle:
     def _refuse_if_over(self, what: str) -> None:
         if self.is_over:
             raise GenerateError(
-                f"rollout.{what}: group {self._attempt.id}, attempt {self.attempt}, rollout {self.index} is over, its generate "
+                f"rollout.{what}: group {self.this_try.id}, attempt {self.attempt}, rollout {self.index} is over, its generate "
                 "function has returned"
             )
 
@@ -140,7 +150,7 @@ class RolloutHandle:
           GenerateError: there are no turns.
         """
         if not turns:
-            raise GenerateError(f"group {self._attempt.id}, rollout {self.index}: finish() needs at least one turn")
+            raise GenerateError(f"group {self.this_try.id}, rollout {self.index}: finish() needs at least one turn")
         return Trajectory(
             prompt=self._prompt,
             index=self.index,

@@ -2,7 +2,8 @@
 
 A scorer that raises, or returns what is no reward (``_core.scores``), is tried again alone, as ``Retry`` says: the sampled
 tokens are good, so they are kept. The rollout fails with its error when the tries are used up, or when the scorer fails
-twice in a row in the same way, as a programming error does.
+twice in a row in the same way, as a programming error does. Infrastructure that fails under a scorer, such as a judge that
+is down, costs no try: the scorer is asked again up to ``Retry.max_free`` times.
 """
 
 import logging
@@ -13,14 +14,14 @@ import attrs
 import trio
 
 from .._core.failure_log import ScorerTries
-from .._core.failures import failure_of
+from .._core.failures import cause_of, failure_of
 from .._core.scores import Score, require_alike, score_of, scores_of, shown
 from .._core.values import Group, Trajectory
 from .._util.time import retry_wait_s, wait_s
 from .._util.user_code import ends_the_process
 from ..abc import Drop, Keep
 from ..errors import RewardError
-from ._attempt import UNWANTED, is_unwanted
+from ._attempt import UNWANTED
 from ._context import RolloutContext
 from ._gate import deadline_after
 
@@ -63,6 +64,8 @@ async def group_scored(group: Group, context: RolloutContext) -> Group:
       BaseException: what the group reward raised at its last try, of any class.
     """
     group_reward, rows = context.group_reward, group.trajectories
+    if not rows:
+        return group
     if group_reward is None:
         require_alike([(row.index, row.reward) for row in rows if row.reward is not None], f"group {group.id}")
         return group
@@ -115,10 +118,12 @@ async def _tried(
         except BaseException as error:  # noqa: ASYNC103  the boundary of user code, whatever class it raises
             if ends_the_process(error):
                 raise
-            failure = failure_of(error)
-            backoff = tries.after(failure, counts=True)
+            failure = failure_of(error, cause_of(error, retry.infrastructure))
+            counts = failure.cause.uses_attempt
+            backoff = tries.after(failure, counts=counts)
             if (text := context.failures.text_for(work, failure)) is not None:
-                _LOGGER.warning("%s: try %d of %d failed: %s", what(), tries.used, retry.max_attempts, text)
+                try_ = f"try {tries.used} of {retry.max_attempts}" if counts else "a try that does not count"
+                _LOGGER.warning("%s: %s failed: %s", what(), try_, text)
             if backoff is None:
                 raise
         await wait_s(retry_wait_s(backoff, retry=retry, rng=context.ports.random))
@@ -134,7 +139,7 @@ async def _in_time(once: Callable[[], Awaitable[object]], seconds: float | None,
                 )
             return await answer
         except trio.Cancelled as error:
-            if is_unwanted():
-                raise RewardError(f"{what()}: {UNWANTED}") from error  # noqa: ASYNC104  no scope's Cancelled
-            raise
+            if ends_the_process(error):
+                raise
+            raise RewardError(f"{what()}: {UNWANTED}") from error  # noqa: ASYNC104  no scope's Cancelled
     raise RewardError(f"{what()}: no answer within its deadline of {seconds} s")

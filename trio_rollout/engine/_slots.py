@@ -1,12 +1,16 @@
-"""Slots: the permission to run a rollout. Claimed for a whole group at once, given back one by one.
+"""Slots: permission to run a rollout. Claimed for a whole attempt at once, given back one by one.
 
-Invariant 2: the slots in use are as many as the rollouts of running attempts that are not over.
+A sample that rests before its next try holds no slot. It waits for one before its try begins, first come, first served,
+and before any new group: a slot that becomes free is handed to a waiting sample.
+
+Invariant 2: slots in use equal the tries that are under way.
 """
 
 from types import TracebackType
 from typing import Self, final
 
 import attrs
+import trio
 
 from .._util.condition import Condition
 
@@ -14,12 +18,18 @@ from .._util.condition import Condition
 @final
 @attrs.define(eq=False, repr=False)
 class Slots:
-    """``total`` slots. ``changed`` is notified when some become free. ``holders`` is the number of groups that have any."""
+    """``total`` slots. ``changed`` is notified when some become free.
+
+    ``holders`` is the number of groups that still sample; ``resting`` that of the groups among them that hold no slot, because
+    all their unfinished samples rest.
+    """
 
     total: int
     changed: Condition
     in_use: int = attrs.field(default=0, init=False)
     holders: int = attrs.field(default=0, init=False)
+    resting: int = attrs.field(default=0, init=False)
+    _waiting: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
     @property
     def free(self) -> int:
@@ -34,25 +44,49 @@ class Slots:
         self.holders += 1
         return SlotLease(self, count)
 
-    def _give_back(self, count: int, *, last: bool) -> None:
-        self.in_use -= count
-        self.holders -= last
+    async def _take(self) -> None:
+        """Wait for one slot. Cancelled, none was taken."""
+        if self.free > 0:
+            self.in_use += 1
+        else:
+            await self._waiting.park()  # the slot changes hands: it stays in use
+
+    def _give_back(self, count: int) -> None:
+        handed = min(count, len(self._waiting))
+        if handed:
+            self._waiting.unpark(count=handed)
+        self.in_use -= count - handed
         self.changed.notify()
 
 
 @final
 @attrs.define(eq=False, repr=False)
 class SlotLease:
-    """The slots of one group; a context manager that gives back what is left of them."""
+    """The slots of one attempt; a context manager that gives back what is left of them, when nothing more is sampled."""
 
     _slots: Slots
-    _held: int
+    _unused: int
+    _used: int = attrs.field(default=0, init=False)
+    _rests: bool = attrs.field(default=False, init=False)
+
+    async def take(self) -> None:
+        """Take one slot for a try: one that was claimed with the group, else the next that is free. Cancelled, none was taken."""
+        if self._unused:
+            self._unused -= 1
+        else:
+            await self._slots._take()
+        if self._rests:
+            self._rests = False
+            self._slots.resting -= 1
+        self._used += 1
 
     def release_one(self) -> None:
-        """Give one slot back: a rollout is over."""
-        if self._held:
-            self._held -= 1
-            self._slots._give_back(1, last=not self._held)
+        """Give back the slot of a try that is over."""
+        self._used -= 1
+        if not self._used and not self._unused:
+            self._rests = True
+            self._slots.resting += 1
+        self._slots._give_back(1)
 
     def __enter__(self) -> Self:
         return self
@@ -60,6 +94,7 @@ class SlotLease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
-        held, self._held = self._held, 0
-        if held:
-            self._slots._give_back(held, last=True)
+        held, self._unused, self._used = self._unused + self._used, 0, 0
+        self._slots.holders -= 1
+        self._slots.resting -= self._rests
+        self._slots._give_back(held)

@@ -6,25 +6,27 @@ setters, so no part has to remember to notify another one.
 
 import enum
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NoReturn, final
+from collections.abc import Iterable
+from typing import final
 
 import attrs
 
 from .._core.admission import Load
 from .._core.batching import Supply
 from .._core.book import Book, Entry
-from .._core.enums import Cause
-from .._core.failures import FailureBudget, failure_of
-from .._core.ledger_events import LedgerEvent, Pulled, Quarantined, Recovered, RunIdentity
+from .._core.failures import FailureBudget
+from .._core.ledger_events import Recovered
 from .._core.lifecycle import State
+from .._core.samples import Samples
 from .._core.statistics import EngineStatistics, ServerStatistics
-from .._core.values import Group, GroupId, Prompt, QuarantineReport
+from .._core.tally import Tally
+from .._core.values import Group
 from .._util.condition import Condition
 from ..abc import Ledger, Source
-from ..errors import DataRefused, EngineClosed, LedgerError
+from ..errors import EngineClosed
 from ._attempt import RunningAttempts
 from ._context import RolloutContext
+from ._ledger import EngineFailure, LedgerWriter, SampleRecorder
 from ._ready import ReadyBuffer
 from ._slots import Slots
 from ._staleness import StalenessPolicy
@@ -50,117 +52,6 @@ class Phase(enum.IntEnum):
 
 
 @final
-@attrs.define(eq=False, repr=False)
-class EngineFailure:
-    """The engine's own failure: stored by the task that meets it, raised to a task that waits.
-
-    Engine tasks never raise into the nursery around the user's body. The first failure wins. It is raised once, by the
-    call that meets it, or on leaving if no call was told. ``blocked_reason`` is why nothing goes on before its user has
-    done something; None if there is no such reason.
-    """
-
-    wake: WakeUps
-    error: Exception | None = attrs.field(default=None, init=False)
-    told: bool = attrs.field(default=False, init=False)
-    """``error`` has been raised to a caller."""
-    blocked_reason: str | None = attrs.field(default=None, init=False)
-
-    def fail(self, error: Exception) -> None:
-        """Store a failure; of several the first one counts."""
-        if self.error is None:
-            self.error = error
-        self.wake.consumers.notify()
-
-    def block(self, reason: str | None) -> None:
-        """Note why nothing goes on before the user has done something, or that it goes on again (None)."""
-        self.blocked_reason = reason
-        self.wake.consumers.notify()
-
-    def check(self) -> None:
-        """Raise the failure, if there is one that has not been raised yet."""
-        if self.error is not None and not self.told:
-            self.tell(self.error)
-
-    def tell(self, error: Exception) -> NoReturn:
-        """Raise the failure to a caller."""
-        self.told = True
-        raise error
-
-
-@final
-@attrs.frozen(eq=False)
-class LedgerWriter:
-    """Writes events to the ledger, if there is one, and fails the engine when the ledger breaks."""
-
-    _ledger: Ledger | None
-    _failure: EngineFailure
-
-    @property
-    def keeps_groups(self) -> bool:
-        """True if there is a ledger: unfinished groups stay in it, and are not given back to the source."""
-        return self._ledger is not None
-
-    async def begin(self, identity: RunIdentity) -> Recovered:
-        """Bind the ledger to this run and return what it remembers; nothing without a ledger.
-
-        Raises:
-          LedgerError: it belongs to another run, is of a newer format, or is in use.
-        """
-        return Recovered() if self._ledger is None else await self._ledger.begin(identity)
-
-    async def write(self, *events: LedgerEvent) -> None:
-        """Write these events in one transaction; without a ledger this returns at once.
-
-        Blocks until they are on disk. Cancelled before the write was accepted, nothing is written; later it waits.
-
-        Raises:
-          DataRefused: an event holds data that can't be stored; the ledger goes on.
-          LedgerError: the write failed; the engine fails with it.
-        """
-        if self._ledger is None:
-            return
-        try:
-            await self._ledger.record(events)
-        except DataRefused:
-            raise
-        except LedgerError as error:
-            self._failure.fail(error)
-            raise
-
-    async def write_pull(self, prompts: Sequence[Prompt], source: Source) -> Mapping[GroupId, QuarantineReport]:
-        """Write that these prompts left the source. Return a report for each that can't be stored: it is given up.
-
-        Bad input must not cost a run's work, so the other prompts go on. Blocks until everything is on disk, in one
-        transaction; without a ledger this returns at once. Cancelled before the write was accepted, nothing is written.
-
-        Raises:
-          DataRefused: it is not a prompt that can't be stored, but the source's state.
-          LedgerError: the write failed; the engine fails with it.
-        """
-        refused: dict[GroupId, QuarantineReport] = {}
-        if self._ledger is None:
-            return refused
-        state = source.state()
-        while True:  # noqa: ASYNC913  each round refuses one prompt more, so it ends; writing is a cancel point
-            stored = tuple(_without_data(prompt) if prompt.group_id in refused else prompt for prompt in prompts)
-            ends = (Quarantined(report=report) for report in refused.values())
-            try:
-                await self.write(Pulled(prompts=stored, source_state=state), *ends)
-            except DataRefused as error:
-                if error.group is None or error.group in refused:
-                    raise
-                failure = failure_of(error, group=error.group)
-                refused[error.group] = QuarantineReport(id=error.group, cause=Cause.ERROR, attempts=0, error=failure)
-            else:
-                return refused
-
-
-def _without_data(prompt: Prompt) -> Prompt:
-    """Return a stand-in for a prompt that the ledger can't store."""
-    return Prompt(id=prompt.id, epoch=prompt.epoch, text="(it could not be stored)")
-
-
-@final
 @attrs.define(eq=False, repr=False, kw_only=True)
 class EngineState:
     """One engine's state; ``new_state`` makes one.
@@ -174,6 +65,7 @@ class EngineState:
     wake: WakeUps
     failure: EngineFailure
     ledger: LedgerWriter
+    recorder: SampleRecorder
     budget: FailureBudget
     book: Book
     ready: ReadyBuffer
@@ -186,7 +78,7 @@ class EngineState:
     queue: deque[Entry] = attrs.field(factory=deque, init=False)
     phase: Phase = attrs.field(default=Phase.RUNNING, init=False)
     exhausted: bool = attrs.field(default=False, init=False)
-    generated_tokens: int = attrs.field(default=0, init=False)
+    tally: Tally = attrs.field(factory=Tally, init=False)
 
     def recover(self, past: Recovered) -> None:
         """Take over the groups that a ledger remembers as settled or unfinished."""
@@ -196,10 +88,10 @@ class EngineState:
                 id=item.prompt.group_id,
                 prompt=item.prompt,
                 attempt=item.attempt,
-                attempts=item.attempts,
-                unpenalized=item.unpenalized,
+                samples=Samples.recovered(self.per_group, item.kept, item.samples),
             )
             self.queue.append(self.book.enter(entry))
+            self.tally.recover(entry.samples)
 
     def go_on_to(self, phase: Phase) -> None:
         """Enter a later phase; from that phase or a later one nothing changes."""
@@ -252,6 +144,11 @@ class EngineState:
         return self.context.settings.samples_per_prompt
 
     @property
+    def next_needs(self) -> int:
+        """The number of slots that the next group in the queue needs: its missing samples."""
+        return len(self.queue[0].samples.missing()) if self.queue else self.per_group
+
+    @property
     def ahead(self) -> int:
         """The number of prompts to have at hand, so that a free slot never waits for the source."""
         return max(1, self.slots.total // self.per_group // _AHEAD)
@@ -264,12 +161,13 @@ class EngineState:
             free_slots=self.slots.free,
             per_group=self.per_group,
             eligible=len(self.queue),
+            needs=(len(entry.samples.missing()) for entry in self.queue),
             finished=len(self.ready) + running - self.slots.holders,
             bound=self.ready.bound,
             exhausted=self.exhausted,
             fresh_room=self.staleness.room(running + len(self.ready)),
             ahead=self.ahead,
-            resting=self.book.count(State.WAITING) - len(self.queue),
+            resting=self.book.count(State.WAITING) - len(self.queue) + self.slots.resting,
             most_resting=self.slots.total // self.per_group,
         )
 
@@ -300,11 +198,13 @@ class EngineState:
             quarantined=book.count(State.QUARANTINED),
             returned=book.count(State.RETURNED),
             requeues=book.requeues,
+            retries=dict(self.tally.retries),
+            tokens=self.tally.tokens(),
             late=servers.late - self.servers_before.late,
             orphans=servers.orphans - self.servers_before.orphans,
             running_rollouts=self.slots.in_use,
             max_running=self.slots.total,
-            generated_tokens=self.generated_tokens,
+            generated_tokens=self.tally.sampled,
             weight_version=self.context.gate.version,
         )
 
@@ -313,12 +213,14 @@ def new_state(source: Source, context: RolloutContext, ledger: Ledger | None) ->
     """Return the state of an engine that has not started."""
     settings, wake, running = context.settings, context.gate.wake, RunningAttempts(context.gate.wake.consumers)
     failure = EngineFailure(wake)
+    writer = LedgerWriter(ledger, failure)
     return EngineState(
         context=context,
         source=source,
         wake=wake,
         failure=failure,
-        ledger=LedgerWriter(ledger, failure),
+        ledger=writer,
+        recorder=SampleRecorder(writer),
         budget=FailureBudget(settings.failure_budget),
         book=Book(on_change=wake.notify),
         ready=ReadyBuffer(settings.max_ready, wake),

@@ -115,9 +115,9 @@ class Weights:
         why = f"weight update to version {window.version}"
         evaluations = self.state.evaluations
         if len(evaluations) and window.mode is not PauseMode.ABORT:
-            evaluations.cancel_sampling(Cause.WEIGHT_UPDATE, why)  # before the pause: their aborts must arrive
+            tries = evaluations.cancel_sampling(Cause.WEIGHT_UPDATE, why)  # before the pause: their aborts must arrive
             with trio.move_on_after(self.state.context.settings.deadlines.abort):
-                await evaluations.until_none()
+                await self.state.context.gate.until_calls_end(lambda: not any(this.calls for this in tries))
         with window.timed("pause"):
             await self.state.context.servers.pause(window.mode)
         if window.mode is PauseMode.ABORT:
@@ -178,9 +178,9 @@ class Weights:
         staleness = self.state.staleness
         staleness.note_new_version()
         self.state.context.gate.adopt(version)
-        for attempt in self.state.running:
-            if staleness.is_too_old_at(attempt.begun):
-                attempt.cancel(Cause.STALE, f"began under version {attempt.begun}, the weights are at {version}")
+        for this in self.state.running.tries():
+            if staleness.is_too_old_at(this.begun):
+                this.cancel(Cause.STALE, f"began under version {this.begun}, the weights are at {version}")
 
     async def _reopen(self, window: WeightUpdate) -> None:
         with window.timed("resume"), trio.move_on_after(self.state.context.settings.deadlines.control) as limit:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from .._core.enums import Cause, Status, Stop
 from .._core.samples import SampleCounts
 from .._core.sampling import SamplingParams
-from .._core.values import Failure, Group, GroupId, Prompt, Segment, Trajectory, VersionSpan
+from .._core.values import Failure, Group, GroupId, MissingSample, Prompt, Segment, Trajectory, VersionSpan
 from ..errors import DataRefused
 
 
@@ -56,6 +56,9 @@ def decode_group(data: bytes | memoryview) -> Group:
         attempt=stored["attempt"],
         prompt=prompt,
         trajectories=tuple(_trajectory_from(row, prompt) for row in stored["trajectories"]),
+        missing=[
+            MissingSample(index=index, failure=_failure_from(failure)) for index, failure in stored.get("missing", ())
+        ],
     )
 
 
@@ -80,7 +83,7 @@ def decode_sample(data: bytes | memoryview, prompt: Prompt) -> Trajectory:
 
 def encode_counts(counts: Sequence[SampleCounts]) -> bytes | None:
     """Encode the tries of each sample; None for none."""
-    return packed([(each.attempts, each.unpenalized) for each in counts]) if counts else None
+    return packed([(each.attempts, each.unpenalized, each.tries) for each in counts]) if counts else None
 
 
 def decode_counts(data: bytes | None) -> tuple[SampleCounts, ...]:
@@ -243,12 +246,15 @@ def _group(group: Group) -> dict[str, object]:
         return _trajectory(row, None if own is prompt or packed(own) == packed(prompt) else own)
 
     rows = [_named(f"trajectories[{place}].", encode, row) for place, row in enumerate(group.trajectories)]
-    return {
+    stored: dict[str, object] = {
         "prompt": prompt,
         "id": [group.id.epoch, text(group.id.prompt)],
         "attempt": group.attempt,
         "trajectories": rows,
     }
+    if group.missing:
+        stored["missing"] = [[each.index, _failure(each.failure)] for each in group.missing]
+    return stored
 
 
 def _encoded(what: str, encode: Callable[[Any], object], value: object, *, group: GroupId | None = None) -> bytes:

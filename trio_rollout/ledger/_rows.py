@@ -25,6 +25,7 @@ from .._core.ledger_events import (
     Restored,
     SampleKept,
     SamplesDropped,
+    SamplesTried,
     VersionChanged,
 )
 from .._core.values import GroupId
@@ -194,7 +195,7 @@ class EventApplier:
                 self._pulled(event, locations, item.note)
             case Requeued():
                 self._requeued(event, item.note)
-            case SampleKept() | SamplesDropped():
+            case SampleKept() | SamplesDropped() | SamplesTried():
                 self._samples(event, locations)
             case Ready():
                 self._ready(event, next(iter(locations)), item.note)
@@ -223,13 +224,16 @@ class EventApplier:
             raise LedgerError(f"{what} of group {gid} refused: attempt {attempt} is over, the last was {row.attempt}")
         return row
 
-    def _samples(self, event: SampleKept | SamplesDropped, locations: Iterable[Location]) -> None:
-        """Keep or drop samples of a waiting group. Once the group has settled its samples do not count any more."""
+    def _samples(self, event: SampleKept | SamplesDropped | SamplesTried, locations: Iterable[Location]) -> None:
+        """Keep, drop or count samples of a waiting group. Once the group has settled its samples do not count any more."""
         row = self.rows.find(event.id)
         if row is None or row.state != "waiting":
             return
         if isinstance(event, SamplesDropped):
             self.rows.samples.drop(row.seq, event.indices)
+            return
+        if isinstance(event, SamplesTried):
+            self.rows.update(row, counts=encode_counts(event.samples))
             return
         (location,) = locations
         self.rows.samples.put(row.seq, event.trajectory.index, event.attempt, location)

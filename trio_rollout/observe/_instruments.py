@@ -22,13 +22,14 @@ from .._core.events import (
     GroupStarted,
     GroupStarved,
     SampleFinished,
+    SampleRetried,
     ServersStayedPaused,
     TurnFinished,
     WindowClosed,
 )
 from .._core.values import Failure, Group, GroupId, QuarantineReport, Trajectory, Turn
 
-_TROUBLE = (GroupRequeued, GroupQuarantined, GroupStarved, ServersStayedPaused)
+_TROUBLE = (SampleRetried, GroupRequeued, GroupQuarantined, GroupStarved, ServersStayedPaused)
 _DETAILS = (TurnFinished, SampleFinished)
 
 
@@ -78,10 +79,11 @@ class LogInstrument:
 @final
 @attrs.define(eq=False, repr=False)
 class CountingInstrument:
-    """Counts events by their class, and requeues by cause."""
+    """Counts events by their class, requeues of groups and retries of samples by cause."""
 
     events: Counter[type[Event]] = attrs.field(factory=Counter, init=False)
     requeues: Counter[Cause] = attrs.field(factory=Counter, init=False)
+    retries: Counter[Cause] = attrs.field(factory=Counter, init=False)
 
     def __repr__(self) -> str:
         return f"<CountingInstrument { {kind.__name__: count for kind, count in self.events.items()} }>"
@@ -91,6 +93,8 @@ class CountingInstrument:
         self.events[type(event)] += 1
         if isinstance(event, GroupRequeued):
             self.requeues[event.cause] += 1
+        elif isinstance(event, SampleRetried):
+            self.retries[event.cause] += 1
 
 
 _MOST_DURATIONS = 1000
@@ -105,6 +109,9 @@ class Metrics:
     groups_filtered: int
     groups_quarantined: int
     requeues: Mapping[Cause, int]
+    """Requeues of groups, by cause."""
+    retries: Mapping[Cause, int]
+    """Tries of samples that were followed by another try, by cause."""
     tokens: int
     """Tokens that the model sampled for ready groups."""
     tokens_per_s: float
@@ -119,9 +126,10 @@ class Metrics:
     def flat(self) -> dict[str, float]:
         """The same as one flat mapping of numbers, as experiment trackers want it; what is unknown is left out."""
         values: dict[str, float] = attrs.asdict(
-            self, filter=lambda field, value: field.name != "requeues" and value is not None
+            self, filter=lambda field, value: field.name not in {"requeues", "retries"} and value is not None
         )
-        values.update({f"requeues/{cause.value}": count for cause, count in self.requeues.items()})
+        for name, counts in (("requeues", self.requeues), ("retries", self.retries)):
+            values.update({f"{name}/{cause.value}": count for cause, count in counts.items()})
         return values
 
 
@@ -133,6 +141,7 @@ class MetricsInstrument:
     window_s: float = attrs.field(default=60.0, validator=attrs.validators.gt(0.0))
     _counts: Counter[type[Event]] = attrs.field(factory=Counter, init=False)
     _requeues: Counter[Cause] = attrs.field(factory=Counter, init=False)
+    _retries: Counter[Cause] = attrs.field(factory=Counter, init=False)
     _started: dict[GroupId, float] = attrs.field(factory=dict, init=False)
     _durations: deque[float] = attrs.field(factory=lambda: deque(maxlen=_MOST_DURATIONS), init=False)
     _recent: deque[tuple[float, int]] = attrs.field(factory=deque, init=False)
@@ -155,6 +164,8 @@ class MetricsInstrument:
             case GroupRequeued():
                 self._requeues[event.cause] += 1
                 self._started.pop(event.id, None)
+            case SampleRetried():
+                self._retries[event.cause] += 1
             case GroupFiltered() | GroupQuarantined():
                 self._started.pop(event.id, None)
             case WindowClosed(adopted=True):
@@ -185,6 +196,7 @@ class MetricsInstrument:
             groups_filtered=self._counts[GroupFiltered],
             groups_quarantined=self._counts[GroupQuarantined],
             requeues=dict(self._requeues),
+            retries=dict(self._retries),
             tokens=self._tokens,
             tokens_per_s=sum(tokens for _, tokens in self._recent) / span if span > 0 else 0.0,
             groups_per_s=len(self._recent) / span if span > 0 else 0.0,

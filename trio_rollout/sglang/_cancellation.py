@@ -105,8 +105,8 @@ async def abort_once(server: Server, rid: str, *, abort_s: float) -> None:
     Blocks until the abort was tried once, at most ``abort_s``, whatever is cancelled. A server that is being paused will get it
     after its resume.
     """
+    owed = server.owed.add(rid, now=trio.current_time(), once=True)
     with trio.move_on_after(abort_s, shield=True):
-        owed = server.owed.add(rid, now=trio.current_time(), once=True)
         with owed.waiter:
             await trio.sleep_forever()
         if not owed.tries and server.standing.may_be_paused:

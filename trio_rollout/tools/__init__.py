@@ -42,15 +42,15 @@ from ._limits import ExecLimits
 from ._network import NetworkGrant, NetworkPolicy, open_proxy_policy
 from ._rollout_tools import RolloutTools, open_rollout_tools
 from ._sandboxes.local import LocalSandboxes
-from ._sandboxes.sandbox import (
+from ._sandboxes.provider import (
     NeverRan,
-    Sandbox,
     SandboxBackend,
     SandboxCounts,
     SandboxProvider,
     SandboxSettings,
     SandboxSpec,
 )
+from ._sandboxes.sandbox import Sandbox
 
 __all__ = [
     "AbortedOutput",

@@ -26,7 +26,8 @@ from ._exec.values import ExecSessionEnd
 from ._limits import DEFAULT_LIMITS, ExecLimits
 from ._network import NetworkPolicy
 from ._sandboxes.local import LocalSandboxes
-from ._sandboxes.sandbox import Sandbox, SandboxProvider, SandboxSettings, open_sandbox
+from ._sandboxes.provider import SandboxProvider, SandboxSettings
+from ._sandboxes.sandbox import Sandbox, open_sandbox
 from ._supervisor.supervisor import Supervisor
 
 # A tool leaves a tenth of the rollout's time, but no more than this, so that its result can still become a turn.

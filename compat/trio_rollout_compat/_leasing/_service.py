@@ -87,33 +87,44 @@ class NoServers:
 
 @final
 @attrs.define(eq=False)
-class _LentAttempt:
-    """One attempt at a group: its first rollout lends the group, the others wait for the result."""
+class _Lent:
+    """One group that is lent: the first of its samples lends it, the others wait for the result."""
 
     over: trio.Event = attrs.field(factory=trio.Event, init=False)
     rows: tuple[Trajectory, ...] = attrs.field(default=(), init=False)
+    error: Exception | None = attrs.field(default=None, init=False)
+    taken: set[int] = attrs.field(factory=set, init=False)
 
 
 @final
 @attrs.frozen(eq=False)
 class Lending:
-    """The service's generate function: lends each attempt at a group once."""
+    """The service's generate function: lends each group as a whole, and keeps the result until every sample has its part."""
 
     _leases: Leases
-    _lent: dict[tuple[GroupId, int], _LentAttempt] = attrs.field(factory=dict, init=False)
+    _lent: dict[GroupId, _Lent] = attrs.field(factory=dict, init=False)
 
     async def __call__(self, prompt: Prompt, rollout: Rollout, /) -> Trajectory:
-        """Return one rollout of the group. If the rollout that lends it fails, the engine cancels the others."""
-        key = (prompt.group_id, rollout.attempt)
-        lent = self._lent.get(key)
+        """Return one sample of the group. A lease that fails fails for all samples, and the next of them lends again."""
+        gid = prompt.group_id
+        lent = self._lent.get(gid)
         if lent is None:
-            lent = self._lent[key] = _LentAttempt()
+            lent = self._lent[gid] = _Lent()
             try:
                 lent.rows = await self._leases.lend(prompt)
+            except Exception as error:
+                lent.error = error
+                raise
             finally:
-                del self._lent[key]
-            lent.over.set()
+                if not lent.rows:
+                    del self._lent[gid]
+                lent.over.set()
         await lent.over.wait()
+        if lent.error is not None:
+            raise lent.error
+        lent.taken.add(rollout.index)
+        if len(lent.taken) == len(lent.rows):
+            self._lent.pop(gid, None)
         return lent.rows[rollout.index]
 
 

@@ -55,6 +55,7 @@ class HostEngine:
             "rollout/fully_async/quarantined": now.quarantined,
         }
         metrics |= {f"rollout/fully_async/requeued_{cause.value}": count for cause, count in now.requeues.items()}
+        metrics |= {f"rollout/fully_async/retried_{cause.value}": count for cause, count in now.retries.items()}
         return metrics
 
     async def evaluate(self) -> list[Evaluated]:

@@ -183,7 +183,7 @@ async def capture(spawn: Spawn, command: Command, plan: CapturePlan) -> Captured
     child = await _start(spawn, command, plan)
     if child is None:
         stop = plan.expiration.classify(exited=False)
-        return _captured(plan, stop, None, _Output("stdout", plan), _Output("stderr", plan), 0.0, unreaped=False)
+        return _captured(plan, stop, None, (_Output("stdout", plan), _Output("stderr", plan)), 0.0, unreaped=False)
     return await _run(child, plan)  # no checkpoint before: the first act of _run is to own the child
 
 
@@ -230,7 +230,7 @@ async def _run(child: Child, plan: CapturePlan) -> Captured:
             reaped = await child.release(keep_running=keep_running)
         child.close()
     # pyright takes a scope that unwraps groups for one that swallows errors.
-    return _captured(plan, stop, child.exited(), out, err, duration, unreaped=not reaped)  # pyright: ignore[reportArgumentType]
+    return _captured(plan, stop, child.exited(), (out, err), duration, unreaped=not reaped)  # pyright: ignore[reportArgumentType]
 
 
 async def _wait_for_stop(child: Child, plan: CapturePlan, started: float) -> StopKind:
@@ -264,12 +264,12 @@ def _captured(
     plan: CapturePlan,
     stop: StopKind,
     status: ExitStatus | None,
-    out: _Output,
-    err: _Output,
+    outputs: tuple[_Output, _Output],
     duration: float,
     *,
     unreaped: bool,
 ) -> Captured:
+    out, err = outputs
     codes = {StopKind.TIMED_OUT: TIMEOUT_EXIT_CODE, StopKind.CANCELLED: CANCELLED_EXIT_CODE}
     natural = status or ExitStatus(None)
     return Captured(

@@ -43,14 +43,25 @@ class ExitStatus:
 class Child(Protocol):
     """One started process and the processes in its group."""
 
-    pid: int
-    """Id of the leader, of its process group and of its session."""
-    stdout: trio.abc.ReceiveStream
-    """Standard output; with a terminal or a merged stderr, both outputs in order."""
-    stderr: trio.abc.ReceiveStream | None
-    """Standard error; None where ``stdout`` has both outputs."""
-    stdin: trio.abc.SendStream | None
-    """The process's terminal; None where stdin is the null device."""
+    @property
+    def pid(self) -> int:
+        """Id of the leader, of its process group and of its session."""
+        ...
+
+    @property
+    def stdout(self) -> trio.abc.ReceiveStream:
+        """Standard output; with a terminal or a merged stderr, both outputs in order."""
+        ...
+
+    @property
+    def stderr(self) -> trio.abc.ReceiveStream | None:
+        """Standard error; None where ``stdout`` has both outputs."""
+        ...
+
+    @property
+    def stdin(self) -> trio.abc.SendStream | None:
+        """The process's terminal; None where stdin is the null device."""
+        ...
 
     def exited(self) -> ExitStatus | None:
         """Return the leader's exit status, None while the leader runs. Does not reap it. ToolError: as ``wait_exited``."""

@@ -73,6 +73,10 @@ def _by_name(tools: Iterable[Tool]) -> dict[ToolName, Tool]:
     return named
 
 
+def _in_order(listeners: Iterable[LifecycleListener]) -> tuple[LifecycleListener, ...]:
+    return tuple(listeners)
+
+
 @final
 @attrs.define(eq=False)
 class _Call:
@@ -129,7 +133,7 @@ class ToolRuntime:
 
     _tools: dict[ToolName, Tool] = attrs.field(converter=_by_name)
     _listeners: tuple[LifecycleListener, ...] = attrs.field(
-        default=(), converter=tuple[LifecycleListener, ...], kw_only=True, alias="listeners"
+        default=(), converter=_in_order, kw_only=True, alias="listeners"
     )
     _hooks: Hooks | None = attrs.field(default=None, kw_only=True, alias="hooks")
     _teardown_timeout: float = attrs.field(default=5.0, kw_only=True, alias="teardown_timeout")
@@ -158,9 +162,7 @@ class ToolRuntime:
             raise
         finally:
             timing = state.timing()
-            if self._on_timing is not None:
-                with logging_failures(_log, "on_timing failed for tool %s", call.name):
-                    self._on_timing(call, timing)
+            self._report_timing(state, timing)
         lost = state.handled if isinstance(output, AbortedOutput) else None
         return ToolResult(call_id=call.call_id, output=output, outcome=state.outcome, timing=timing, lost=lost)
 
@@ -262,6 +264,11 @@ class ToolRuntime:
         for listener in self._listeners:
             with logging_failures(_log, "a listener failed at the start of tool %s", state.call.name):
                 await listener.on_tool_start(state.call)
+
+    def _report_timing(self, state: _Call, timing: CallTiming) -> None:
+        if self._on_timing is not None:
+            with logging_failures(_log, "on_timing failed for tool %s", state.call.name):
+                self._on_timing(state.call, timing)
 
     async def _settle(self, state: _Call, outcome: ToolOutcome) -> None:  # noqa: ASYNC910  as below
         """Claim the outcome and report it to the listeners: shielded, and bounded for each."""

@@ -26,8 +26,8 @@ from .._commands.command import Argv, Command, minimal_environment
 from .._limits import ExecLimits
 from .._supervisor.child import SupervisedChild
 from .._supervisor.supervisor import Supervisor
+from .provider import SandboxBackend, SandboxCounts, SandboxSpec
 from .safe_files import read_inside, remove_tree, write_inside
-from .sandbox import SandboxBackend, SandboxCounts, SandboxSpec
 
 _log = logging.getLogger("trio_rollout.tools")
 

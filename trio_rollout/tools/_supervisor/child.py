@@ -281,13 +281,16 @@ class SupervisedChild:
             self._released = self._confirmed = self._kept.add(self._control, descriptors)
         if not self._released:
             self._released = True
-            try:
-                self._control.send(b"release")
-            except OSError:
-                self._lost = True  # the supervisor has its orphans now
+            self._send(b"release")
         while not self._confirmed and not self._lost:
             await self._wait_answer()
         return self._confirmed
+
+    def _send(self, message: bytes) -> None:
+        try:
+            self._control.send(message)
+        except OSError:
+            self._lost = True  # the supervisor has its orphans now
 
     def close(self) -> None:
         """Close the streams and the control socket, which also ends a command that was not released."""
