@@ -88,9 +88,7 @@ class _BridgedConnection:
         self._scope.cancel()
         self._changed.notify()
 
-    async def _exchange(  # noqa: ASYNC910  the bridge has checkpoints
-        self, method: str, path: str, headers: dict[str, str], body: bytes
-    ) -> None:
+    async def _exchange(self, method: str, path: str, headers: dict[str, str], body: bytes) -> None:
         scheme = "https" if self._address.tls else "http"
         url = f"{scheme}://{self._address.host_header}{path}"
         with self._scope:

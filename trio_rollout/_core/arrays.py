@@ -37,7 +37,6 @@ def id_array(ids: Sequence[int] | npt.NDArray[Any]) -> IdArray:
     Raises:
       TypeError: an element is not an integer.
       ValueError: an element is negative or does not fit 31 bits, or the input is not one-dimensional.
-
     """
     if isinstance(ids, np.ndarray) and ids.dtype == _IDS and ids.ndim == 1:
         return _frozen(ids)

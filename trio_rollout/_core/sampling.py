@@ -28,7 +28,6 @@ class SamplingParams:
 
     Raises:
       SettingsError: a field is out of its range; the message names the field, the value and the range.
-
     """
 
     max_new_tokens: int = attrs.field(default=128, validator=at_least(0))

@@ -113,7 +113,6 @@ class EngineSettings:
 
     Raises:
       SettingsError: a field is out of its range.
-
     """
 
     samples_per_prompt: int = attrs.field(default=8, validator=whole(1))

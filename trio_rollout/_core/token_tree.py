@@ -118,7 +118,6 @@ class TokenTree:
 
         Raises:
           ValueError: it has no tokens, so there is nothing to train.
-
         """
         if not len(turn.output_ids):
             raise ValueError(f"turn {turn.rid}: an answer without tokens can't be recorded")
@@ -136,7 +135,6 @@ class TokenTree:
 
         Raises:
           ValueError: another answer continues it, or it is not in the tree.
-
         """
         if self._nodes.get(node.number) is not node:
             raise ValueError(f"{node!r} is not in the tree")

@@ -70,7 +70,6 @@ class Prompt:
     Raises:
       ValueError, TypeError: none or several of the three inputs are given, the input is empty, an id is no token id, or the
         prompt's own id is no text (a lone surrogate).
-
     """
 
     id: str = attrs.field(converter=str, validator=_is_text)
@@ -139,7 +138,6 @@ class Segment:
 
     Raises:
       ValueError: the lengths do not agree.
-
     """
 
     tokens: IdArray = attrs.field(converter=id_array, eq=_same_array)

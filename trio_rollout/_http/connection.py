@@ -46,7 +46,6 @@ def parse_url(url: str) -> Address:
 
     Raises:
       SettingsError: the URL is not ``http://``, ``https://`` or ``unix:/path``, or has a user, a query or a fragment.
-
     """
     try:
         parts = urllib.parse.urlsplit(url.strip())
@@ -84,7 +83,6 @@ class Connection(Protocol):
 
         Raises:
           OSError: the connection is broken.
-
         """
         ...
 
@@ -93,7 +91,6 @@ class Connection(Protocol):
 
         Raises:
           OSError: the connection is broken.
-
         """
         ...
 

@@ -117,7 +117,6 @@ class Exchange:
 
         Raises:
           ConnectionBroken: the connection ended, and the server had not answered before.
-
         """
         if not self.send_now(request):
             await self.send_rest()
@@ -162,7 +161,6 @@ class Exchange:
         Raises:
           ConnectionBroken: the connection ended before the answer was complete.
           BadResponse: the server sent something that is not an answer.
-
         """
         response = self._reader.response
         while response is None:
@@ -249,7 +247,6 @@ class Pool:
 
         Raises:
           NotConnected: no connection could be opened.
-
         """
         idle = None if fresh else self.take_idle()
         return idle if idle is not None else await self.open()

@@ -83,7 +83,6 @@ async def carry(
 
     Raises:
       ConnectError, ReadError, RemoteProtocolError, ReadTimeout: of the request's library, as its transport would raise.
-
     """
     answer: httpx.Response | None = None
     try:

@@ -133,7 +133,6 @@ class ResponseReader:
         Raises:
           ConnectionBroken: the stream ended before the answer did.
           BadResponse: the bytes are not an answer, or more than one.
-
         """
         if self.response is not None:
             raise AssertionError("an answer was fed after its end")

@@ -176,7 +176,6 @@ class ServerConnection:
 
         Raises:
           BrokenResourceError: the connection is broken.
-
         """
         head_only = self._head_only
         await self.stream.send_all(whole_answer(status, body, (("content-type", content_type),), head_only=head_only))
@@ -190,7 +189,6 @@ class ServerConnection:
 
         Raises:
           ClientGone: the client has left.
-
         """
         with trio.CancelScope() as scope:
             self._streaming = scope

@@ -197,7 +197,6 @@ class RequestReader:
 
         Raises:
           BadRequest: all complete requests have been returned, and what follows them is damaged.
-
         """
         if self._parts.done:
             return self._parts.done.popleft()
@@ -252,7 +251,6 @@ def split_head(data: bytes, *, limit: int = REQUEST_HEAD_LIMIT) -> tuple[Request
 
     Raises:
       BadRequest: ``data`` does not begin with the head of a request, or it is longer than ``limit``.
-
     """
     head, blank, rest = data.partition(_BLANK_LINE)
     if len(head) > limit:

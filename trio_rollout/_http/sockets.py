@@ -102,7 +102,6 @@ async def open_socket(address: Address) -> socket.socket:
 
     Raises:
       OSError: the name is unknown, or no address could be connected to (the error of the last one).
-
     """
     if address.unix_path is not None:
         return await _connect(socket.AF_UNIX, socket.SOCK_STREAM, address.unix_path)
@@ -123,7 +122,6 @@ async def open_tunnel(proxy: Address, address: Address) -> socket.socket:
 
     Raises:
       OSError: the proxy cannot be reached, or refuses; the message has its answer.
-
     """
     sock = await open_socket(proxy)
     with _closed_on_error(sock):
@@ -216,7 +214,6 @@ async def connect_tls(sock: socket.socket, address: Address, context: ssl.SSLCon
 
     Raises:
       OSError: the handshake failed, or the certificate is not accepted.
-
     """
     with _closed_on_error(sock):
         stream = context.wrap_socket(sock, server_hostname=address.host, do_handshake_on_connect=False)

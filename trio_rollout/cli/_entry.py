@@ -61,7 +61,6 @@ class Commands(click.Group):
 
         Raises:
           click.ClickException: the subcommand raised an error of the package; has the exit status.
-
         """
         try:
             return super().invoke(ctx)

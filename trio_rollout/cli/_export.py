@@ -239,7 +239,6 @@ def write_parquet(groups: Iterable[Group], file: BinaryIO) -> None:
 
     Raises:
       click.ClickException: pyarrow is not installed.
-
     """
     pa = _pyarrow()
     schema, rows = _schema(pa), map(row_of, groups)

@@ -56,7 +56,6 @@ def job_of(options: RunOptions) -> Job:
       click.UsageError: options contradict each other, or name something that does not exist.
       SettingsError: a value is out of its range.
       SourceError: there are no prompts.
-
     """
     source = _source_of(options)
     return Job(
@@ -142,7 +141,6 @@ async def checked_total(source: CliSource, *, tokenizer: str | None) -> int | No
 
     Raises:
       SourceError: a line is no prompt, two lines have the same id, or messages come without a tokenizer.
-
     """
     await trio.lowlevel.checkpoint()
     if isinstance(source, TaskSource):
@@ -165,7 +163,6 @@ async def open_servers(options: RunOptions, *, say: Callable[[str], Awaitable[No
 
     Raises:
       ServerError: names each server that can't be reached or does not speak SGLang, with its answer.
-
     """
     async with AsyncExitStack() as stack:
         urls = tuple(dict.fromkeys(options.server))
@@ -184,7 +181,6 @@ def resolve_reward(spec: str) -> Reward:
 
     Raises:
       click.BadParameter: the name has another form, or the pattern or the function is unusable.
-
     """
     if spec == "exact_match":
         return exact_match
@@ -202,7 +198,6 @@ def resolve_generate(spec: str, sampling: SamplingParams) -> Generate:
 
     Raises:
       click.BadParameter: the function can't be found, or is not async.
-
     """
     function = load_callable(spec)
     if not is_async(function):
@@ -230,7 +225,6 @@ def load_callable(spec: str) -> AnyCallable:
 
     Raises:
       click.BadParameter: the name has another form, the import failed, there is no such name, or it is not callable.
-
     """
     module_name, _, path = spec.partition(":")
     if not module_name or not path:

@@ -252,7 +252,6 @@ def read_config(path: Path, command: click.Command) -> dict[str, object]:
 
     Raises:
       click.UsageError: the file can't be read, is no TOML, or has an unknown key or a value of another type.
-
     """
     options = {
         str(parameter.name): parameter

@@ -63,7 +63,6 @@ def execute(options: RunOptions) -> ExitStatus:
     Raises:
       RolloutError: the run failed; its outcome has been printed, unless user code raised SystemExit past everything.
       click.UsageError: options contradict each other, or name something that does not exist.
-
     """
     job = job_of(options)
     console = Console()
@@ -97,14 +96,13 @@ async def run_job(job: Job, *, screen: Screen) -> Outcome:
     Raises:
       RolloutError: the run could not begin: the prompts, the servers or the ledger are unusable. A later failure is in the
         outcome.
-
     """
     begun = trio.current_time()
     total = await checked_total(job.source, tokenizer=job.options.tokenizer)
     run: _Run | None = None
     ending, error = Ending.CANCELLED, None
     # Around everything: the engine drains without a grace only if its body is left by Cancelled.
-    with trio.CancelScope() as everything:  # noqa: ASYNC912  opening the servers is a checkpoint
+    with trio.CancelScope() as everything:
         try:
             async with _open_engine(job, say=screen.say) as (engine, servers):
                 run = _Run(engine=engine, servers=servers, meter=Meter(total=total), screen=screen)

@@ -124,7 +124,6 @@ class App:
 
         Raises:
           Refusal: 404 for an unknown session, 401 for another key, 503 for a session that is closed.
-
         """
         name = exchange.scope["path_params"]["session"]
         key = self._directory.key_of(name)
@@ -285,7 +284,6 @@ class Exchange:
 
         Raises:
           Refusal: the body is too large (413), does not arrive whole and in time (408), or is compressed (415).
-
         """
         encoding = self.header("content-encoding")
         if encoding.lower() not in {"", "identity"}:

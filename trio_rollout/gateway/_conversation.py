@@ -42,7 +42,6 @@ class Conversation:
 
         Raises:
           RequestRejected: the chat template refuses these messages.
-
         """
         ours, last, found = self._recognised(messages, tools)
         whole = self.tokenizer.render_chat(ours, tools or None)

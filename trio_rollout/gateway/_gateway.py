@@ -55,7 +55,6 @@ async def open_gateway(
       SettingsError: the tokenizer can't be loaded.
       ServerError: no server names its parsers or the length of its context.
       OSError: the port is taken.
-
     """
     loaded = await run_in_thread(load_tokenizer, tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
     async with httpx.AsyncClient(timeout=30.0) as client:
@@ -208,6 +207,5 @@ async def run_agent(
 
     Raises:
       ToolError: the sandbox failed.
-
     """
     return await sandbox.exec(command, cwd=cwd, env={**agent_environment(session), **(env or {})}, timeout=seconds)

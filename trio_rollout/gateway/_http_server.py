@@ -101,7 +101,6 @@ def bind(settings: GatewaySettings) -> socket.socket:
 
     Raises:
       OSError: the port is taken.
-
     """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)

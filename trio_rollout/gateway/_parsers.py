@@ -76,7 +76,6 @@ class Parser(Protocol):
 
         Raises:
           ServerError: no server could.
-
         """
         ...
 
@@ -143,7 +142,6 @@ async def parser_of(
 
     Raises:
       ServerError: a server does not say.
-
     """
     url = next(server.url for server in servers.statistics().servers)
     names: _ModelInfo = await _read(client, f"{url}/model_info", _ModelInfo)

@@ -72,7 +72,6 @@ class AgentProtocol(Protocol):
 
         Raises:
           Refusal: the body is no valid request.
-
         """
         ...
 

@@ -48,7 +48,6 @@ class Sampler:
           RequestRejected: the chat template or the servers refuse the request.
           Refusal: the temperature or top_p is out of range, where agents may choose them.
           ServerError: the servers or their parsers failed.
-
         """
         request = turn.request
         placement = await self.place(request)
@@ -71,7 +70,6 @@ class Sampler:
 
         Raises:
           RequestRejected: the chat template refuses these messages.
-
         """
         if sum(len(message["content"]) for message in request.messages) > LARGE_TEXT:
             return await self.run_sync(self.conversation.place, request.messages, request.tools)

@@ -110,7 +110,6 @@ class GatewaySession:
 
         Raises:
           RequestRejected: the chat template refuses these messages.
-
         """
         return len((await self._sampler.place(request)).prompt_ids)
 
@@ -121,7 +120,6 @@ class GatewaySession:
         Raises:
           SessionClosed: the session takes no more turns.
           Refusal: a limit of the session is reached.
-
         """
         turn = self._resent(request) or self._start(self._with_history(request))
         with turn.joined():
@@ -246,7 +244,6 @@ class GatewaySession:
           RuntimeError: the session is still open.
           ServerError: the servers failed the last turn, so the attempt has to be tried again.
           GenerateError: the agent got no answer with a token in it.
-
         """
         if not self._closed.is_set():
             raise RuntimeError("session.trajectory(): leave the session's block first")

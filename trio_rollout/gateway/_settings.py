@@ -27,7 +27,6 @@ class GatewaySettings:
 
     Raises:
       SettingsError: a field is out of its range.
-
     """
 
     host: str = "127.0.0.1"

@@ -27,7 +27,6 @@ def encode_prompt(prompt: Prompt) -> bytes:
 
     Raises:
       DataRefused: names the prompt and the part of it that can't be stored.
-
     """
     return _encoded(f"prompt {prompt.group_id}", _prompt, prompt, group=prompt.group_id)
 
@@ -42,7 +41,6 @@ def encode_group(group: Group) -> bytes:
 
     Raises:
       DataRefused: names the group, the trajectory and the key that can't be stored.
-
     """
     return _encoded(f"group {group.id}", _group, group, group=group.id)
 
@@ -67,7 +65,6 @@ def encode_sample(gid: GroupId, trajectory: Trajectory) -> bytes:
 
     Raises:
       DataRefused: names the group, the sample and the key that can't be stored.
-
     """
 
     def encode(row: Trajectory) -> object:
@@ -111,7 +108,6 @@ def encode_data(what: str, value: Mapping[str, object] | list[Any]) -> bytes:
 
     Raises:
       DataRefused: names the part that can't be stored.
-
     """
     return _encoded(what, plain, value)
 
@@ -362,7 +358,6 @@ def plain(value: object, depth: int = 0) -> object:
 
     Raises:
       UnencodableError: names the part that can't be stored.
-
     """
     if value is None or isinstance(value, bool):
         return value

@@ -33,7 +33,6 @@ class Disk(Protocol):
 
         Raises:
           LedgerError: a living process has locked it.
-
         """
         ...
 

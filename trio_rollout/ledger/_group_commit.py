@@ -79,7 +79,6 @@ class GroupCommit(Generic[T]):
 
         Raises:
           LedgerError: this item was refused, or a write failed, or the writer has ended.
-
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._refusal is not None:
@@ -127,7 +126,7 @@ class GroupCommit(Generic[T]):
             self._queued_bytes -= batch[-1].size
         return batch
 
-    async def _write_batch(self, batch: list[_Write[T]]) -> None:  # noqa: ASYNC910  it waits inside shields
+    async def _write_batch(self, batch: list[_Write[T]]) -> None:
         results: Sequence[LedgerError | None] = ()
         try:
             with trio.CancelScope(shield=True):  # an accepted write: the one shield without a time limit

@@ -73,7 +73,6 @@ class DiskLedger:
 
         Raises:
           LedgerError: the ledger belongs to another run, or is damaged.
-
         """
         named = attrs.evolve(identity, settings={**identity.settings, **self._settings})
         found = await self._run(partial(self._store.begin, named))
@@ -90,7 +89,6 @@ class DiskLedger:
           DataRefused: the events hold user data that can't be stored; only these events are refused.
           LedgerError: the events contradict what the ledger knows (only these events are refused), or this write or an
             earlier one failed (nothing is written any more).
-
         """
         if not self._begun:
             raise LedgerError(f"ledger {self._store.where}: nothing can be recorded before begin()")
@@ -145,7 +143,6 @@ async def open_ledger(
 
     Raises:
       LedgerError: the ledger is in use by a living process, has a newer format, or is damaged.
-
     """
     where = fspath(path)
     store = Store(where=where, disk=disk or RealDisk(Path(where)), keep_acked=keep_acked, limits=sizes)

@@ -219,7 +219,6 @@ def read_ledger(path: str | PathLike[str]) -> Generator[LedgerReader]:
 
     Raises:
       LedgerError: there is no ledger, or it has a newer format.
-
     """
     where = Path(path)
     db = _connect(where)

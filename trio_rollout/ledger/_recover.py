@@ -21,7 +21,6 @@ def recovered(db: apsw.Connection, read: Read) -> Recovered:
 
     Raises:
       LedgerError: a body is damaged.
-
     """
     state, version, acked_step = (_schema.get(db, key) for key in ("source_state", "weight_version", "acked_step"))
     return Recovered(

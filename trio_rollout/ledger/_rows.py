@@ -90,7 +90,6 @@ class Rows:
 
         Raises:
           LedgerError: there is no such row, or it is in another state; nothing was changed.
-
         """
         row = self.find(gid)
         if row is None:
@@ -187,7 +186,6 @@ class EventApplier:
 
         Raises:
           LedgerError: the event contradicts what the ledger knows.
-
         """
         event = item.event
         match event:

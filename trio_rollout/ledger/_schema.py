@@ -132,7 +132,6 @@ def check_format(db: apsw.Connection, where: str, *, may_be_new: bool = False) -
 
     Raises:
       LedgerError: the database is no ledger, or has a newer format; says what to do.
-
     """
     tables: set[object] = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     if not tables and may_be_new:
@@ -155,7 +154,6 @@ def bind(db: apsw.Connection, identity: RunIdentity, where: str) -> None:
 
     Raises:
       LedgerError: the ledger belongs to another run; names the setting that differs.
-
     """
     known = identity_of(db)
     if known is None:

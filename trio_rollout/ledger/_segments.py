@@ -56,7 +56,6 @@ class Segments:
 
         Raises:
           LedgerError: bytes that a row names are missing.
-
         """
         names = self.disk.names()
         for name in names:
@@ -107,7 +106,6 @@ class Segments:
 
         Raises:
           LedgerError: the bytes are not those that were written.
-
         """
         name = name_of(location.segment)
         data = self.disk.read(name, location.offset, location.length)

@@ -67,7 +67,6 @@ class Store:
 
         Raises:
           LedgerError: the ledger is in use, has a newer format, is damaged, or can't be written.
-
         """
         self._guarded("opening the ledger", self.disk.lock)
         try:
@@ -99,7 +98,6 @@ class Store:
 
         Raises:
           LedgerError: the ledger belongs to another run, or is damaged.
-
         """
 
         def begin() -> Recovered:
@@ -113,7 +111,6 @@ class Store:
 
         Raises:
           LedgerError: the write failed. Nothing of the batch counts as written, and nothing is written any more.
-
         """
         return self._guarded(f"writing a batch of {len(batch)}", lambda: self._commit(batch))
 
@@ -168,7 +165,6 @@ class Store:
 
         Raises:
           LedgerError: a write failed; nothing is written any more.
-
         """
         self._guarded("reclaiming space", self._compact)
 

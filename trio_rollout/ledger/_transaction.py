@@ -33,7 +33,6 @@ def encode_transaction(events: Sequence[LedgerEvent]) -> Transaction:
 
     Raises:
       DataRefused: user data in them can't be stored; names the group and the place in its data.
-
     """
     return tuple(map(_encoded, events))
 

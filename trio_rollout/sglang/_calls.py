@@ -67,7 +67,6 @@ async def call(server: Server, method: str, path: str, body: Mapping[str, object
     Raises:
       Unreachable: no connection could be opened.
       Unanswered: the connection broke, or the answer is not HTTP.
-
     """
     attempted = f"{method} {server.url}{path}"
     try:
@@ -84,7 +83,6 @@ async def _ask(server: Server, routes: tuple[str, ...]) -> Reply:
 
     Raises:
       ServerError: none of them answers with success; the message has the words of the first.
-
     """
     first: Reply | None = None
     for route in routes:
@@ -104,7 +102,6 @@ async def model_info(server: Server) -> ModelInfo:
 
     Raises:
       ServerError: it can't be reached or does not speak SGLang; the message has its words.
-
     """
     reply = await _ask(server, MODEL_INFO)
     return decode_model_info(reply.attempted, reply.body)
@@ -115,7 +112,6 @@ async def context_length(server: Server) -> int | None:
 
     Raises:
       ServerError: it can't be reached.
-
     """
     reply = await _ask(server, SERVER_INFO)
     return decode_context_length(reply.attempted, reply.body)
@@ -126,7 +122,6 @@ async def is_ready(server: Server) -> bool:
 
     Raises:
       ServerError: it can't be reached.
-
     """
     reply = await call(server, "GET", READY)
     return reply.ok or reply.status in {httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED}
@@ -137,7 +132,6 @@ async def workers(router: Server) -> Sequence[str]:
 
     Raises:
       ServerError: it can't be reached or is not a router.
-
     """
     reply = await _ask(router, WORKERS)
     return decode_workers(reply.attempted, reply.body)
@@ -148,7 +142,6 @@ async def load(server: Server) -> int:
 
     Raises:
       ServerError: it does not say.
-
     """
     reply = await call(server, "GET", LOADS)
     if not reply.ok:

@@ -73,7 +73,6 @@ class SGLangServers:
 
         Raises:
           RequestRejected: messages without a tokenizer, or a token id outside the vocabulary.
-
         """
         requests, tokenizer = self._fleet.requests, self._tokenizer
         if prompt.input_ids is not None:
@@ -114,7 +113,6 @@ class SGLangServers:
           RequestRejected: no server will take this request; in the server's words.
           ServerLost: the connection broke with the request on it; ``tokens`` has what a stream had brought until then.
           ServerError: any other failure.
-
         """
         return Generation(
             self._fleet, input_ids, sampling, extra, affinity, self._abort_s, on_progress, on_tokens, while_waiting
@@ -128,7 +126,6 @@ class SGLangServers:
         Raises:
           ServerError: names the servers that could not be paused in time. They count as lost, and every server has been
             resumed as far as it answers.
-
         """
         await control.pause(self._fleet, mode, seconds=self._control_s)
 
@@ -140,7 +137,6 @@ class SGLangServers:
 
         Raises:
           ServerError: names the servers that could not be resumed. They count as lost; the others are resumed.
-
         """
         await control.resume(self._fleet, seconds=self._control_s)
 
@@ -169,7 +165,6 @@ class SGLangServers:
 
         Raises:
           ServerError: names the servers that did not flush within the control budget.
-
         """
         await control.flush_cache(self._fleet, seconds=self._control_s)
 
@@ -178,7 +173,6 @@ class SGLangServers:
 
         Raises:
           ServerError: names the servers that were not idle within the control budget.
-
         """
         await control.abort_until_idle(self._fleet, seconds=self._control_s)
 
@@ -244,7 +238,6 @@ async def open_sglang_servers(
     Raises:
       SettingsError: no or malformed URLs, or the tokenizer can't be loaded.
       ServerError: names each server that can't be reached or does not speak SGLang, with its answer.
-
     """
     if connect is None:
         connect = socket_connector(settings.ca_file, proxy_of(settings))
@@ -291,7 +284,6 @@ class ServersTransport(httpx.AsyncBaseTransport):
         Raises:
           UnsupportedProtocol: the URL is not one of these servers'.
           PoolTimeout, ReadTimeout, ConnectError, ReadError, RemoteProtocolError: as the library's own transport would.
-
         """
         server = await self._server_for(request)
         # Counted like a generation: the next choice sees it, and a look for orphans does not take it for one.

@@ -67,7 +67,6 @@ async def _pause_one(server: Server, mode: PauseMode, *, until: float) -> None:
 
     Raises:
       ServerError: it did not say that it is paused; it is lost.
-
     """
 
     async def pause_it() -> Told | None:
@@ -181,7 +180,6 @@ async def _learn_version(server: Server, *, until: float) -> int | None:
 
     Raises:
       ServerError: it does not say, and is lost; or its turn to be asked did not come in time, or it was lost before.
-
     """
 
     async def ask_it() -> Told | None:

@@ -51,7 +51,6 @@ class Fleet:
 
         Raises:
           RuntimeError: the servers were left.
-
         """
         await self.roster.changed.wait_until(lambda: server.usable or self.roster.left)
         self.roster.check()
@@ -63,7 +62,6 @@ class Fleet:
 
         Raises:
           RuntimeError: the servers were left.
-
         """
         while (server := self.choose_now(affinity)) is None:
             self.roster.check()

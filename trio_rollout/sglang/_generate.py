@@ -73,7 +73,6 @@ class Call:
         Raises:
           RequestRejected, ServerBusy, ServerError: the answer is an error; in the server's words.
           ServerLost: the stream ended before the answer did.
-
         """
         if response.status != HTTPStatus.OK:
             retry_after = response.header(b"retry-after")

@@ -378,7 +378,6 @@ class Server:
 
         Raises:
           IllegalTransition: the table has no such entry; nothing has changed.
-
         """
         before = self.standing
         self.standing, effects = step(before, told)

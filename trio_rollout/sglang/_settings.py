@@ -27,7 +27,6 @@ class ServerSettings:
 
     Raises:
       SettingsError: a field is out of its range; the message names the field, the value and the range.
-
     """
 
     vocab_size: int | None = attrs.field(default=None, validator=attrs.validators.optional(whole(1)))

@@ -27,7 +27,6 @@ async def discover(router: str, settings: ServerSettings, connect: Connector) ->
 
     Raises:
       ServerError: it can't be reached, is not a router, or has no workers.
-
     """
     asked = new_server(parse_url(router), settings, connect)
 
@@ -48,7 +47,6 @@ def proxy_of(settings: ServerSettings) -> Address | None:
 
     Raises:
       SettingsError: its URL is not ``http://host:port``.
-
     """
     if settings.proxy is None:
         return None
@@ -73,7 +71,6 @@ async def meet(servers: Sequence[Server], settings: ServerSettings) -> Sequence[
 
     Raises:
       ServerError: names each URL that can't be reached or does not speak SGLang, with its answer.
-
     """
     outcome = await on_each(servers, model_info, seconds=settings.control, what="GET model info of")
     if outcome.failures:

@@ -47,7 +47,6 @@ class IterableSource:
 
         Raises:
           SourceError: the iterable raised, or gave an object that is no Prompt; from then on every call raises this.
-
         """
         await trio.lowlevel.checkpoint()
         taken, self._returned = self._returned[:count], self._returned[count:]
@@ -76,7 +75,6 @@ class IterableSource:
         Raises:
           SourceError: the state belongs to another kind of source; or the iterable gives other prompts now; or it is an
             iterator that has been advanced already. The position is unchanged.
-
         """
         saved = loaded(state, IterablePosition, kind="iterable", source=self)
         cursor = Cursor(iter(self._prompts))

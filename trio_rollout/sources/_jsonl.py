@@ -46,7 +46,6 @@ class JsonlSource:
     Raises:
       SourceError: the file does not exist or is empty.
       SettingsError: an option is out of its range.
-
     """
 
     path: Path = attrs.field(converter=Path)
@@ -84,7 +83,6 @@ class JsonlSource:
 
         Raises:
           SourceError: the file has not been checked yet.
-
         """
         if self._file is None:
             raise SourceError(f"{self!r}: the identity is the content of the file, which is known after check()")
@@ -99,7 +97,6 @@ class JsonlSource:
         Raises:
           SourceError: a line is wrong; names the file and the first such line. Or a restored state was saved from a file
             with another content.
-
         """
         if self._file is None:
             await self._scanned()
@@ -114,7 +111,6 @@ class JsonlSource:
 
         Raises:
           SourceError: as ``check``; or the file has changed since it was checked.
-
         """
         file = self._file or await self._scanned()
         self._require_origin(self._restored_from, file)
@@ -135,7 +131,6 @@ class JsonlSource:
 
         Raises:
           SourceError: a prompt has been given back already.
-
         """
         await trio.lowlevel.checkpoint()
         ids = [prompt.group_id for prompt in prompts]
@@ -164,7 +159,6 @@ class JsonlSource:
         Raises:
           SourceError: the state belongs to another kind of source or to another file, or was saved with other options.
             The position is unchanged.
-
         """
         saved = loaded(state, JsonlPosition, kind="jsonl", source=self)
         require_same(saved.options, self._options(), what="set of options", source=self)

@@ -65,7 +65,6 @@ class JsonlFile:
 
         Raises:
           SourceError: the file is gone, has changed since it was checked, or has no item with this id.
-
         """
         try:
             with self.path.open("rb") as file:
@@ -111,7 +110,6 @@ def require_file(path: Path) -> os.stat_result:
 
     Raises:
       SourceError: there is no such file, or it is empty.
-
     """
     try:
         status = path.stat()
@@ -130,7 +128,6 @@ def scan(path: Path, keys: Keys) -> JsonlFile:
     Raises:
       SourceError: a line is no prompt, two lines have the same id, or the file is empty or unreadable. The message names
         the file, the line and the mistake.
-
     """
     status = require_file(path)
     digest = blake2b(digest_size=16)
@@ -211,7 +208,6 @@ def id_of(item: object, keys: Keys, number: int) -> str:
 
     Raises:
       ValueError, TypeError: the item is no object, lacks the key, or has neither a string nor an integer there.
-
     """
     if keys.id is None:
         return str(number)
@@ -226,7 +222,6 @@ def prompt_of(item: object, keys: Keys, *, number: int, epoch: int) -> Prompt:
 
     Raises:
       ValueError, TypeError: the item describes no prompt; the message says why, the caller adds the line.
-
     """
     fields = _as_object(item)
     prompt = _member(fields, keys.prompt)

@@ -21,7 +21,6 @@ def loaded(state: Mapping[str, object], shape: type[T], *, kind: str, source: ob
 
     Raises:
       SourceError: the state belongs to another kind of source, or is damaged.
-
     """
     if state.get("kind") != kind:
         raise SourceError(f"{source!r}: can't be restored from a state of kind {state.get('kind')!r}, only {kind!r}")
@@ -36,7 +35,6 @@ def require_same(saved: object, own: object, *, what: str, source: object) -> No
 
     Raises:
       SourceError: names both values.
-
     """
     if saved != own:
         raise SourceError(

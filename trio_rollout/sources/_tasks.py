@@ -38,7 +38,6 @@ class TaskSource:
     Raises:
       SourceError: reasoning-gym is not installed, or has no such data set.
       SettingsError: ``count`` or ``seed`` is out of its range.
-
     """
 
     name: str
@@ -74,7 +73,6 @@ class TaskSource:
 
         Raises:
           SourceError: the generator failed.
-
         """
         again = self._returned[:count]
         stop = min(self._position + count - len(again), self.count)
@@ -95,7 +93,6 @@ class TaskSource:
 
         Raises:
           SourceError: a task was never taken, or has been given back already.
-
         """
         await trio.lowlevel.checkpoint()
         indices: list[int] = []
@@ -123,7 +120,6 @@ class TaskSource:
 
         Raises:
           SourceError: the state belongs to another kind of source or to other tasks. The position is unchanged.
-
         """
         saved = loaded(state, TaskPosition, kind="tasks", source=self)
         theirs, ours = (saved.name, saved.count, saved.seed), (self.name, self.count, self.seed)
@@ -179,7 +175,6 @@ class TaskScorer:
 
         Raises:
           RewardError: the prompt is not one of these tasks, or the verifier is broken.
-
         """
         entry = self._entry_of(trajectory)
         dataset = self._loaded()
@@ -238,7 +233,6 @@ def open_dataset(name: str, *, count: int, seed: int) -> Any:
 
     Raises:
       SourceError: reasoning-gym is not installed, has no such data set, or needs further options to make it.
-
     """
     try:
         import reasoning_gym  # ruff: ignore[import-outside-top-level]  an extra, and slow to import

@@ -113,7 +113,6 @@ def no_leaks(instrument: LeakInstrument | None = None) -> Generator[None]:
 
     Raises:
       LeakError: names each thing left.
-
     """
     lost: list[str] = []
 

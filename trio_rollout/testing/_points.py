@@ -94,7 +94,6 @@ class Sweep:
 
         Raises:
           AssertionError: lists the failed points with the first one's traceback, or the states never seen.
-
         """
         if self.failures:
             raise AssertionError(f"{self}\n\nthe first of them:\n{self.failures[0].traceback}")

@@ -257,7 +257,6 @@ def cancel_everywhere(
     Raises:
       BaseException: the error of the undisturbed run, or of its check.
       ValueError: no scope was armed, or none of those named.
-
     """
     sweeper = Sweeper(check=check, seed=seed, limit=limit, max_steps=max_steps, virtual_time=virtual_time)
     run, arm, injector = _armed(sweeper, scenario, None)
@@ -398,7 +397,6 @@ def throw_everywhere(
 
     Raises:
       BaseException: the error of the undisturbed run, or of its check.
-
     """
     sweeper = Sweeper(check=check, seed=seed, limit=limit, max_steps=max_steps, virtual_time=virtual_time)
 

@@ -150,7 +150,6 @@ def decode(request: HttpRequest, kind: type[B]) -> B:
 
     Raises:
       Refusal: there is no body, or it has another form.
-
     """
     try:
         return msgspec.json.decode(request.body, type=kind)

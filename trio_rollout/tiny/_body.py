@@ -119,7 +119,6 @@ def decode_generate(body: bytes) -> GenerateBody:
 
     Raises:
       Refusal: the body is not JSON, or not of this form.
-
     """
     try:
         return _DECODER.decode(body)
@@ -137,7 +136,6 @@ def decode_ids(raw: msgspec.Raw) -> tuple[list[list[int]] | None, bool]:
 
     Raises:
       Refusal: ``input_ids`` is neither.
-
     """
     data = bytes(raw)
     try:
@@ -169,7 +167,6 @@ def checked(body: SamplingBody, *, vocab: int, eos_id: int | None, room: int) ->
 
     Raises:
       Refusal: a value is out of its range, or needs a grammar.
-
     """
     for complaint in _complaints(body, vocab):
         raise invalid(complaint)

@@ -106,7 +106,6 @@ def unfold(body: GenerateBody, new_rid: Callable[[], str]) -> Call:
 
     Raises:
       Refusal: there is no prompt, or lists differ in length.
-
     """
     texts, ids, batch = _prompts(body)
     count = len(texts)
@@ -142,7 +141,6 @@ class Submission:
 
         Raises:
           Refusal: the prompt is too long, or a value is out of its range.
-
         """
         ids = item.input_ids if item.input_ids is not None else self.tokenizer.encode(item.text or "")
         if not ids:

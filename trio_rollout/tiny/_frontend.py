@@ -63,7 +63,6 @@ class Registry:
 
         Raises:
           Refusal: one of the rids is active already.
-
         """
         fresh: dict[str, ActiveRequest] = {}
         changed = Condition()
@@ -137,7 +136,6 @@ class Frontend:
 
         Raises:
           OutOfVocabulary: a prompt holds an id that the model does not have; a real server dies of that.
-
         """
         while True:
             if not self.scheduler.has_work:
@@ -162,7 +160,6 @@ class Frontend:
 
         Raises:
           Refusal: a rid is already active, or a request cannot be served.
-
         """
         owned = self.registry.register(call.items, trio.current_time())
         try:
@@ -183,7 +180,6 @@ class Frontend:
 
         Raises:
           ClientGone: the client has left; the request has been aborted.
-
         """
         while not active.ended.is_set():
             with trio.move_on_after(self.settings.disconnect_poll):

@@ -33,7 +33,6 @@ class Generate:
         Raises:
           Refusal: the call is answered with this error.
           ClientGone: the client has left.
-
         """
         body = decode_generate(request.body)
         if body.stream:

@@ -86,7 +86,6 @@ async def open_tiny_process(
 
     Raises:
       ServerLost: the process ended before it answered.
-
     """
     command = [sys.executable, "-m", "trio_rollout.cli", "tiny-server", "--host", host, "--port", str(port)]
     command += ["--until-stdin-closes", *_arguments(settings or TinySettings())]

@@ -59,7 +59,6 @@ class Script:
 
         Raises:
           SettingsError: the file cannot be read, or has another form.
-
         """
         try:
             data = path.read_bytes()

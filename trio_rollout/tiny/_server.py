@@ -93,7 +93,6 @@ class TinyServer:
 
         Raises:
           BrokenResourceError: the server is dead.
-
         """
         if self.dead.is_set():
             raise trio.BrokenResourceError("the tiny server is dead")
@@ -104,7 +103,6 @@ class TinyServer:
 
         Raises:
           OSError: the port is taken.
-
         """
         listeners = await trio.open_tcp_listeners(port, host=host)
         bound = listeners[0].socket.getsockname()
@@ -221,7 +219,6 @@ async def open_tiny_server(
 
     Raises:
       OSError: the port is taken.
-
     """
     async with open_tiny(settings, model=model, ports=ports) as server:
         await server.listen(host, port)
@@ -262,6 +259,5 @@ def run_tiny(
     Raises:
       ServerLost: a token id outside the vocabulary came in, and the server died of that as a real one does.
       OSError: the port is taken.
-
     """
     trio.run(partial(_serve, until_stdin_closes=until_stdin_closes), settings, host, port, announce)

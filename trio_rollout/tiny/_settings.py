@@ -25,7 +25,6 @@ class TinySettings:
 
     Raises:
       SettingsError: a field is out of its range.
-
     """
 
     vocab: int | None = attrs.field(default=None, validator=attrs.validators.optional(whole(2)))

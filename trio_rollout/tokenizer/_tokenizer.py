@@ -50,7 +50,6 @@ def load_tokenizer(path: str | Path, *, now: Clock = local_time) -> "Tokenizer":
 
     Raises:
       SettingsError: there is no tokenizer.json, or a file can't be read as its name says.
-
     """
     given = Path(path)
     file = given / TOKENIZER_FILE if given.is_dir() else given
@@ -117,7 +116,6 @@ class Tokenizer:
 
         Raises:
           RequestRejected: there is no chat template, or it refuses these messages.
-
         """
         text = self.render_chat(messages, tools, add_generation_prompt=add_generation_prompt)
         return self.encode(text, add_special_tokens=False)
@@ -133,7 +131,6 @@ class Tokenizer:
 
         Raises:
           RequestRejected: there is no chat template, or it refuses these messages or fails on them.
-
         """
         if (chat := self._template) is None:
             raise RequestRejected(

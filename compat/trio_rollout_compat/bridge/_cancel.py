@@ -57,9 +57,7 @@ class CallCanceller:
     loop_thread: list[int]
     """The id of the loop's thread, once it is known."""
 
-    async def stop(  # noqa: ASYNC910  there is nothing to wait for on a closed loop
-        self, call: Call, *, give_up: float, everything: bool = False
-    ) -> None:
+    async def stop(self, call: Call, *, give_up: float, everything: bool = False) -> None:
         """Cancel the call's function, or all tasks of the call, and wait for the end, at most until ``give_up``.
 
         The cancellation is delivered again every ``again`` seconds to code that is not cleaning up. A call that is alive at
@@ -67,7 +65,7 @@ class CallCanceller:
         """
         event = call.all_ended if everything else call.ended
         call.loop_responded = False
-        with trio.CancelScope(shield=True):  # noqa: ASYNC912  bounded: until give_up
+        with trio.CancelScope(shield=True):  # bounded: until give_up
             while self._post(call.cancel_all if everything else call.cancel_main):
                 with trio.move_on_at(min(give_up, trio.current_time() + self.settings.again)):
                     await event.wait()
@@ -105,11 +103,11 @@ class CallCanceller:
         left = call.survivors()
         if left and call.keeps_tasks:
             self.registry.let_linger(call)
-            return []  # noqa: ASYNC910
+            return []
         if left:
             self.registry.note(Misuse.LEAKED, call.name, f"still running: {', '.join(left)}", len(left))
             if self.settings.on_leak is OnLeak.WARN:
                 self.registry.let_linger(call)
             else:
                 await self.stop(call, give_up=give_up, everything=True)
-        return left  # noqa: ASYNC910  usually nothing is left, and there is nothing to wait for
+        return left  # usually nothing is left, and there is nothing to wait for

@@ -90,9 +90,7 @@ class Portal:
         self._nursery = None
 
 
-async def _serve(  # noqa: ASYNC910  the function decides if there is a checkpoint
-    request: _Request, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...]
-) -> None:
+async def _serve(request: _Request, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> None:
     """On Trio's thread: run the function and post its outcome.
 
     Cancelled from outside there is no answer: the asking function's own cancellation is on its way, and is enough.

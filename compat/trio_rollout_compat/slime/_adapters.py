@@ -57,7 +57,7 @@ class Aborts:
                 "a weight update is not the reason; the generate function or its servers abort everything"
             ) from lost
         if not rounds:
-            return  # noqa: ASYNC910  the engine itself waits before it tries again
+            return
         if self.in_a_row % self.at_once == 1 or self.at_once == 1:
             _log.warning("%d answers in a row came back aborted, and nothing else in between: %s", self.in_a_row, lost)
         await wait_s(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (rounds - 1)))
@@ -94,9 +94,7 @@ class Generate:
         self.aborts.forget()
         return trajectory
 
-    async def _stock(  # noqa: ASYNC910  a sample that is full already asks for nothing
-        self, sample: Any, sampling: dict[str, Any], rollout: Rollout
-    ) -> Any:
+    async def _stock(self, sample: Any, sampling: dict[str, Any], rollout: Rollout) -> Any:
         if any(value is not None for value in (getattr(sample, "multimodal_inputs", None) or {}).values()):
             raise GenerateError("images need a custom generate function: the stock one sends token ids")
         begun = sample.response_length > 0 and self.args.partial_rollout
@@ -107,7 +105,7 @@ class Generate:
         asked = {**sampling, "max_new_tokens": sampling["max_new_tokens"] - sample.response_length}
         if asked["max_new_tokens"] <= 0:
             sample.status = type(sample.status)("truncated")
-            return sample  # noqa: ASYNC910
+            return sample
         turn = await rollout.generate(sample.tokens if begun else rollout.input, sampling_of(asked))
         masked = self.args.partial_rollout and self.args.mask_offpolicy_in_partial_rollout
         fill(sample, turn, mask_off_policy=bool(masked))

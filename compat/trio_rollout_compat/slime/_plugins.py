@@ -44,11 +44,11 @@ class Plugins:
         more = {"evaluation": evaluation} if "evaluation" in inspect.signature(fn).parameters else {}
         return await fn(self.args.given, sample, sampling, **more)
 
-    async def score(self, samples: Sequence[Any], *, batched: bool) -> None:  # noqa: ASYNC910  asyncio code
+    async def score(self, samples: Sequence[Any], *, batched: bool) -> None:
         """Set each sample's reward, unless it has one. ``batched``: one call for all, as for groups and fan-out."""
         wanted = [sample for sample in samples if sample.reward is None]
         if not wanted:
-            return  # noqa: ASYNC910
+            return
         if batched:
             rewards = await self._scorer(wanted[0], batched=True)(self.args.given, wanted)
             for sample, reward in zip(wanted, rewards, strict=True):
@@ -64,8 +64,8 @@ class Plugins:
         """Return the host's own reward function, for one sample or for several."""
         return load(f"{self.args.host}.rollout.rm_hub.{'batched_async_rm' if batched else 'async_rm'}")
 
-    async def verdict(self, made: list[Any]) -> str | None:  # noqa: ASYNC910  asyncio code
+    async def verdict(self, made: list[Any]) -> str | None:
         """Return the reason for which the dynamic filter drops a group, or None if it keeps the group."""
         said = load(self.args.dynamic_sampling_filter_path)(self.args.given, made)
         keep, reason = getattr(said, "keep", said), getattr(said, "reason", None)
-        return None if keep else str(reason or "unnamed")  # noqa: ASYNC910
+        return None if keep else str(reason or "unnamed")

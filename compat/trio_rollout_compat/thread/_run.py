@@ -46,7 +46,7 @@ class Job:
         """The function's name."""
         return name_of(self.fn)
 
-    async def run(self) -> None:  # noqa: ASYNC910  the function decides if there is a checkpoint
+    async def run(self) -> None:
         """On the engine's thread: run the function. An exception is the caller's, whatever its class: the engine goes on.
 
         Cancelled from outside, the answer stays open: only the end of the run knows why.

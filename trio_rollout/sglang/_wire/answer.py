@@ -67,7 +67,6 @@ def decode_turn(body: bytes | memoryview, asked: Asked) -> Turn:
     Raises:
       ServerError: the answer is malformed or contradicts itself; the message names the field.
       ServerBusy, RequestRejected: the server ended the request itself, for a reason with an error status.
-
     """
     try:
         answer = decode_answer(body)
@@ -257,7 +256,6 @@ def take_extras(meta: dict[str, Any], rows: int) -> Mapping[str, Array]:
 
     Raises:
       ValueError: one of them can't be decoded; the message names it.
-
     """
     if _DECODERS.keys().isdisjoint(meta):
         return _NONE

@@ -70,7 +70,6 @@ def decode_model_info(attempted: str, body: bytes) -> ModelInfo:
 
     Raises:
       ServerError: this is not an SGLang server.
-
     """
     info = _object(attempted, body)
     if not info.keys() & {"model_path", "weight_version", "is_generation"}:
@@ -106,7 +105,6 @@ def decode_load(attempted: str, body: bytes) -> int:
 
     Raises:
       ServerError: the answer has no such number.
-
     """
     loads = _object(attempted, body).get("loads")
     try:
@@ -120,7 +118,6 @@ def decode_workers(attempted: str, body: bytes) -> Sequence[str]:
 
     Raises:
       ServerError: this is not a router's answer.
-
     """
     answer = _object(attempted, body)
     found: list[str] = []

@@ -96,7 +96,6 @@ def parse_answer(body: bytes | memoryview) -> ParsedAnswer:
     Raises:
       msgspec.DecodeError: the body is not an answer; its subclass ValidationError names the place.
       RecursionError: something in it is nested too deeply.
-
     """
     try:
         answer = _decode_fast(body)
@@ -181,7 +180,6 @@ def decode_answer(body: bytes | memoryview) -> FastAnswer | ParsedAnswer:
     Raises:
       msgspec.DecodeError: the body is not an answer; its subclass ValidationError names the place.
       RecursionError: something in it is nested too deeply.
-
     """
     if cut is None or (found := cut(body)) is None:
         return parse_answer(body)

@@ -66,7 +66,6 @@ def checked_ids(input_ids: Sequence[int] | npt.NDArray[Any], vocab_size: int | N
 
     Raises:
       RequestRejected: these are not token ids, there are none, or one is outside the vocabulary.
-
     """
     try:
         ids = id_array(input_ids)
@@ -114,7 +113,6 @@ class RequestEncoder:
 
         Raises:
           RequestRejected: no server would take it; the message names the field, the value and what is allowed.
-
         """
         try:
             if not isinstance(model_input, str):

@@ -116,7 +116,6 @@ class StreamDecoder:
 
         Raises:
           ServerError, ServerBusy, RequestRejected: as for an answer that is not streamed.
-
         """
         if self._refusal is not None:
             raise _refusal_of(asked.attempted, self._refusal)

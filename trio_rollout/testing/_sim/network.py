@@ -149,7 +149,6 @@ class SimNet:
 
         Raises:
           OSError: the host is unknown, down, or drawn to refuse.
-
         """
         await trio.sleep(self._rng.uniform(*self.link.latency) + self._rng.uniform(*self.link.latency))
         host = self._hosts.get(address.url)

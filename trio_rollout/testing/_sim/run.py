@@ -313,7 +313,6 @@ def sim_run(
       InvariantBroken: one of ``invariants`` did not hold between two steps.
       SystemTaskLeft, InstrumentDropped: a system task still ran at the end; one of ``instruments`` had raised.
       BaseException: an exception of ``async_fn`` comes out as itself, with a note that names the seed.
-
     """
     guard = RunGuard(limit=limit, max_steps=max_steps, virtual_time=virtual_time, invariants=invariants)
     watching = (guard.trace, guard, *instruments)

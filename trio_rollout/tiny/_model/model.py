@@ -145,7 +145,6 @@ class TinyModel:
         Raises:
           OSError: the file does not exist, or cannot be read.
           ValueError: the file has no table of logits, or another vocabulary or context than ``like`` has.
-
         """
         model = cls._read(Path(path), context_tokens if like is None else like.context_tokens)
         if like is not None and (model.vocab, model.context_tokens) != (like.vocab, like.context_tokens):

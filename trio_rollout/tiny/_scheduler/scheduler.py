@@ -262,7 +262,6 @@ class Scheduler:
 
         Raises:
           OutOfVocabulary: a prompt holds an id that the model does not have.
-
         """
         if self.paused:
             return Step()

@@ -195,4 +195,4 @@ async def _observed(process: trio.Process) -> DirectChild:
         with trio.CancelScope(shield=True):  # bounded by the kill above
             await process.wait()
         raise SpawnError(f"process {process.pid} can't be watched: {error}", errno=error.errno) from error
-    return DirectChild(process, pidfd, process.pid, process.stdout, process.stderr)  # noqa: ASYNC910  its owner first
+    return DirectChild(process, pidfd, process.pid, process.stdout, process.stderr)

@@ -237,7 +237,7 @@ class ToolRuntime:
     async def _check_before(self, tool: Tool, invocation: Invocation) -> Invocation | Block:
         shown = None if self._hooks is None else tool.pre_hook_payload(invocation)
         if self._hooks is None or shown is None:
-            return invocation  # noqa: ASYNC910  the handler that follows has a checkpoint
+            return invocation
         match await self._hooks.pre_tool_use(invocation, shown):
             case Block() as block:
                 return block
@@ -249,7 +249,7 @@ class ToolRuntime:
     async def _check_after(self, tool: Tool, invocation: Invocation, output: ToolOutput) -> ToolOutput:
         payload = tool.post_hook_payload(output) if output.success_for_logging else None
         if self._hooks is None or payload is None:
-            return output  # noqa: ASYNC910  nothing may cancel between a handler's end and the claim
+            return output  # nothing may cancel between a handler's end and the claim
         match await self._hooks.post_tool_use(invocation, payload, output):
             case Block(reason):
                 return FunctionOutput(text=reason or "PostToolUse hook blocked the tool result", success=False)
@@ -270,11 +270,11 @@ class ToolRuntime:
             with logging_failures(_log, "on_timing failed for tool %s", state.call.name):
                 self._on_timing(state.call, timing)
 
-    async def _settle(self, state: _Call, outcome: ToolOutcome) -> None:  # noqa: ASYNC910  as below
+    async def _settle(self, state: _Call, outcome: ToolOutcome) -> None:
         """Claim the outcome and report it to the listeners: shielded, and bounded for each."""
         state.claim(outcome)
         for listener in self._listeners:
-            with trio.move_on_after(self._teardown_timeout, shield=True) as limit:  # noqa: ASYNC912  user code waits
+            with trio.move_on_after(self._teardown_timeout, shield=True) as limit:
                 with logging_failures(_log, "a listener failed at the end of tool %s", state.call.name):
                     await listener.on_tool_finish(state.call, outcome)
             if limit.cancelled_caught:

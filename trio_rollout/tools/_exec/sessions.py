@@ -402,7 +402,7 @@ class ExecSessions:
         if gone and (session.initial_active or not session.ended):
             raise _unknown(session.process_id)
         exit_code = await self._conclude(session) if session.ended else None
-        return ExecOutput(  # noqa: ASYNC910  nothing may cancel between the collection and its response
+        return ExecOutput(  # nothing may cancel between the collection and its response
             call_id=session.call_id,
             chunk_id=f"{self._ports.random.getrandbits(24):06x}",
             wall_time=trio.current_time() - began,

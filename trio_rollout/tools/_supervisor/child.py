@@ -35,7 +35,7 @@ class Terminal(trio.abc.ReceiveStream):
             return await self._master.receive_some(max_bytes)
         except trio.BrokenResourceError as error:
             if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EIO:
-                return b""  # noqa: ASYNC910  the wait for the error was a checkpoint
+                return b""
             raise
 
     async def aclose(self) -> None:
