@@ -4,7 +4,7 @@ import enum
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from trio_rollout._core import lifecycle, server
+from trio_rollout._core import lifecycle, samples, server
 
 PAGE = Path(__file__).with_name("lifecycles.md")
 
@@ -42,12 +42,17 @@ def group() -> str:
     return diagram(lifecycle.TRANSITIONS, lifecycle.State.WAITING, "pulled")
 
 
+def sample() -> str:
+    """Return the picture of a sample's life."""
+    return diagram(samples.SAMPLE_TRANSITIONS, samples.SampleState.MISSING, "its group is pulled")
+
+
 def one_server() -> str:
     """Return the picture of a server's life."""
     return diagram(server.TRANSITIONS, server.State.OUTSIDE, "named by the user or a router")
 
 
-PICTURES: dict[str, Callable[[], str]] = {"group": group, "server": one_server}
+PICTURES: dict[str, Callable[[], str]] = {"group": group, "sample": sample, "server": one_server}
 
 
 def with_pictures(page: str) -> str:

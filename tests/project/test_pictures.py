@@ -7,12 +7,16 @@ from types import ModuleType
 
 import pytest
 
-from trio_rollout._core import lifecycle, server
+from trio_rollout._core import lifecycle, samples, server
 
 from ._source import ROOT, report
 
 PAGE = (ROOT / "docs" / "lifecycles.md").read_text(encoding="utf-8")
-WORDS = {"A group": (lifecycle.State, lifecycle.Event), "A server": (server.State, server.Event)}
+WORDS = {
+    "A group": (lifecycle.State, lifecycle.Event),
+    "A sample": (samples.SampleState, samples.SampleEvent),
+    "A server": (server.State, server.Event),
+}
 
 
 @pytest.fixture(scope="module")
