@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from trio_rollout_compat.slime import close_engines
-from trio_rollout_compat.slime._plugins import load
+from trio_rollout_compat.slime._adapters import load
 
 HOSTS = Path(__file__).parent / "hosts"
 

@@ -1,9 +1,12 @@
 """Asyncio generators as Trio iterators: closed on leaving, always, in the task that ran them."""
 
 import asyncio
+import contextlib
 
 import pytest
 import trio
+
+from trio_rollout_compat import BridgeSettings, open_bridge
 
 from .handshake import Reached, forever
 
@@ -150,3 +153,30 @@ async def test_an_iterator_that_raises_stop_iteration_is_an_error(bridge):
     with pytest.raises(RuntimeError, match="StopIteration"):
         async with bridge.iterate(Broken) as items:
             await anext(items)
+
+
+async def test_an_item_that_comes_after_the_block_was_left_is_dropped(caplog):
+    """The generator ignores its cancellation, is abandoned, and yields later."""
+    reached, event = Reached(), asyncio.Event()
+
+    async def steps(count):
+        for _ in range(count):
+            await asyncio.sleep(0)
+
+    async def stubborn():
+        reached()
+        while not event.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await event.wait()
+        yield 1
+
+    async with open_bridge("thread", settings=BridgeSettings(again=0.02, grace=0.1)) as bridge:
+        with trio.CancelScope() as scope:
+            async with bridge.iterate(stubborn) as items, trio.open_nursery() as nursery:
+                nursery.start_soon(anext, items)
+                await reached.wait()
+                scope.cancel()
+        assert scope.cancelled_caught
+        bridge._running.post(event.set)
+        await bridge.call(steps, 10)  # meanwhile the item comes
+    assert "no longer waited for" in caplog.text

@@ -10,9 +10,9 @@ They talk through two functions of ``RunningLoop``: ``post`` runs a function on 
 No lock is needed except where a method is for any thread: everything else is owned by one side.
 
 Read in this order: ``_bridge`` (what users call, and how a backend is chosen), ``_call`` (one call on the loop's thread),
-``_cancel`` (cancellation through the bridge, the essay), ``_registry`` (the calls that are alive), ``_hooks`` (what is hooked
-into the loop), ``_backends`` and ``_inloop`` (the three kinds of loops), ``_iterate`` (generators), ``_portal`` (the way
-back from asyncio into Trio), ``_errors``, ``_settings``.
+``_cancel`` (the calls that are alive and their cancellation, the essay), ``_hooks`` (what is hooked into the loop),
+``_backends`` and ``_inloop`` (the three kinds of loops), ``_portal`` (the way back from asyncio into Trio), ``_errors``,
+``_settings``.
 """
 
 from ._bridge import BackendName, Bridge, open_bridge

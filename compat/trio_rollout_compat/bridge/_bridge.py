@@ -11,7 +11,7 @@ import enum
 import functools
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any, Final, ParamSpec, TypeVar, final
 
 import attrs
@@ -19,17 +19,15 @@ import sniffio
 import trio
 
 from trio_rollout.errors import SettingsError
-from trio_rollout.lowlevel import open_service
+from trio_rollout.lowlevel import Condition, open_service
 
 from ._backends import AttachBackend, Backend, RunningLoop, ThreadBackend, answered
 from ._call import Call, Ending, name_of
-from ._cancel import CallCanceller
+from ._cancel import LiveCalls
 from ._errors import BridgeClosed, BridgeError, LeakedTasks, as_exception
 from ._hooks import LoopHooks
 from ._inloop import InLoopBackend
-from ._iterate import iterate
 from ._portal import Portal, call_with_portal
-from ._registry import CallRegistry
 from ._settings import BridgeSettings, BridgeStatistics, Misuse, OnLeak
 
 P = ParamSpec("P")
@@ -44,18 +42,13 @@ class Bridge:
     _running: RunningLoop
     settings: BridgeSettings
     _token: trio.lowlevel.TrioToken
-    _registry: CallRegistry = attrs.field(factory=CallRegistry, init=False)
+    _calls: LiveCalls = attrs.field(init=False)
     _hooks: LoopHooks = attrs.field(init=False)
-    _canceller: CallCanceller = attrs.field(init=False)
     _closed: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        running = self._running
-        may_outlive = self.settings.on_leak is OnLeak.WARN
-        self._hooks = LoopHooks(
-            running.loop, self._registry.note, self.settings.slow_step, running.foreign, may_outlive
-        )
-        self._canceller = CallCanceller(running, self.settings, self._registry, [])
+        self._calls = LiveCalls(self._running, self.settings)
+        self._hooks = LoopHooks(self._running, self.settings, self._calls.note)
 
     def __repr__(self) -> str:
         return f"<Bridge to {self._running.describe}: {self.statistics()}>"
@@ -104,9 +97,9 @@ class Bridge:
         call = self._begin(fn, args, kwargs, keeps_tasks=keeps_tasks)
         try:
             ending = await self._ending_of(call)
-            left = await self._canceller.sweep(call, give_up=self._give_up())
+            left = await self._calls.sweep(call, give_up=self._give_up())
         finally:
-            self._registry.live.discard(call)
+            self._calls.live.discard(call)
         result: T = self._unwrapped(call, ending, left)
         return result
 
@@ -124,12 +117,12 @@ class Bridge:
     async def _stopped(self, call: Call) -> Ending | None:
         """Cancel the function and its tasks; return how it ended, None if it was abandoned."""
         give_up = self._give_up()
-        await self._canceller.stop(call, give_up=give_up)
+        await self._calls.stop(call, give_up=give_up)
         ending = call.ending
         if ending is not None:
             if ending.swallowed:
-                self._registry.note(Misuse.SWALLOWED, call.name, f"returned {type(ending.value).__name__}")
-            await self._canceller.sweep(call, give_up=give_up)
+                self._calls.note(Misuse.SWALLOWED, call.name, f"returned {type(ending.value).__name__}")
+            await self._calls.sweep(call, give_up=give_up)
         return ending
 
     def _begin(
@@ -142,7 +135,7 @@ class Bridge:
             self._running.post(functools.partial(call.start, self._running.loop, context))
         except RuntimeError as error:
             raise BridgeClosed(f"{call.name}: {self._running.describe} is closed") from error
-        self._registry.live.add(call)
+        self._calls.live.add(call)
         return call
 
     def _give_up(self) -> float:
@@ -186,24 +179,35 @@ class Bridge:
 
         return wrapped
 
-    def iterate(
+    @asynccontextmanager
+    async def iterate(
         self, fn: Callable[P, AsyncIterator[T]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> AbstractAsyncContextManager[AsyncIterator[T]]:
+    ) -> AsyncGenerator[AsyncIterator[T]]:
         """Iterate over an asyncio generator: ``async with bridge.iterate(fn, ...) as items: async for item in items``.
 
         One asyncio task runs the generator, from its first step to its last: leaving the block closes it there and waits for
         that, within the grace. A cancelled ``anext`` loses nothing: the next one gets the item.
         """
-        return iterate(self.call, self._running, functools.partial(fn, *args, **kwargs))
+        wanted = asyncio.Event()
+        feed = _Feed(lambda: self._running.post(wanted.set))
+        make = functools.partial(fn, *args, **kwargs)
+        pump = _pump(make, wanted, lambda item: self._running.reply(functools.partial(feed.deliver, item)))
+
+        async def serve(*, task_status: trio.TaskStatus[None]) -> None:
+            task_status.started()
+            await self.call(pump)
+
+        async with open_service(serve):  # leaving cancels the call, and that closes the generator
+            yield feed
 
     def statistics(self) -> BridgeStatistics:
         """Return counts of this moment, and the misuse by kind and function. On any thread."""
-        return self._registry.statistics()
+        return self._calls.statistics()
 
     async def _enter(self) -> None:
         def hello() -> None:  # on the loop's thread
             self._hooks.install()
-            self._canceller.loop_thread.append(threading.get_ident())
+            self._calls.loop_thread = threading.get_ident()
 
         if not await answered(self._running, hello, self.settings.answer):
             raise BridgeError(f"{self._running.describe} did not answer within {self.settings.answer} s")
@@ -213,17 +217,89 @@ class Bridge:
         self._closed = True
         give_up = self._give_up()
         async with trio.open_nursery() as nursery:
-            for call in self._registry.everything():
+            for call in self._calls.everything():
                 nursery.start_soon(self._end_at_leave, call, give_up)
         if not self._running.foreign:
-            for call in self._registry.everything():
+            for call in self._calls.everything():
                 self._running.post(call.unregister_tasks)
         with contextlib.suppress(RuntimeError):  # the loop is closed
             await answered(self._running, self._hooks.remove, self.settings.again)
 
     async def _end_at_leave(self, call: Call, give_up: float) -> None:
-        await self._canceller.stop(call, give_up=give_up, everything=True)
+        await self._calls.stop(call, give_up=give_up, everything=True)
         call.ended.set()  # a task that still waits for an abandoned call is told that the bridge is closed
+
+
+_NOTHING: Final = object()
+
+
+@attrs.frozen
+class _Raised:
+    """On any thread: the exception that a generator raised in place of the next item."""
+
+    error: Exception
+
+
+@final
+@attrs.define(eq=False)
+class _Feed:
+    """On Trio's thread: asks an asyncio generator for one item at a time.
+
+    One asyncio task drives the generator from its first step to its last, because a generator may hold an
+    ``asyncio.timeout`` or a task group across its yields, and those belong to the task that entered them.
+    """
+
+    _ask: Callable[[], None]
+    _asked: bool = attrs.field(default=False, init=False)
+    _item: object = attrs.field(default=_NOTHING, init=False)
+    _came: Condition = attrs.field(factory=Condition, init=False)
+
+    def deliver(self, item: object) -> None:
+        """Take the item that was asked for."""
+        self._item = item
+        self._came.notify()
+
+    def __aiter__(self) -> "_Feed":
+        return self
+
+    async def __anext__(self) -> Any:
+        """Wait for the next item. Cancelled, the item is not lost: the next call gets it."""
+        if not self._asked:
+            self._asked = True
+            self._ask()
+        await self._came.wait_until(lambda: self._item is not _NOTHING)
+        item = self._item
+        if isinstance(item, _Raised):
+            self._item = _Raised(StopAsyncIteration())
+            raise item.error
+        self._item, self._asked = _NOTHING, False
+        return item
+
+
+def _pump(
+    make: Callable[[], AsyncIterator[Any]], wanted: asyncio.Event, deliver: Callable[[object], None]
+) -> Callable[[], Any]:
+    """Return the function for the loop's thread: one item for each time that ``wanted`` is set; closes the generator."""
+
+    async def pump() -> None:
+        items = make()
+        item: object = _NOTHING
+        try:
+            while not isinstance(item, _Raised):
+                await wanted.wait()
+                wanted.clear()
+                try:
+                    # With a default, anext crashes the interpreter if __anext__ raises StopIteration.
+                    item = await anext(items)
+                except Exception as error:  # ruff: ignore[blind-except]  it is raised where the item was asked for
+                    item = _Raised(error)
+                deliver(item)
+        finally:
+            if (aclose := getattr(items, "aclose", None)) is not None:
+                await aclose()  # noqa: ASYNC102  asyncio code: the bridge bounds it
+
+    pump.__module__, _, pump.__qualname__ = name_of(make).rpartition(".")  # its misuse is the generator's
+    return pump
 
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]

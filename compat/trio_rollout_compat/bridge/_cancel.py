@@ -8,7 +8,7 @@ forget. The bridge gives Trio's promise for code that knows only asyncio's kind:
 1. *On Trio's thread* ``Bridge.call`` waits for ``call.ended``. When its scope is cancelled (or Ctrl-C arrives), it
    catches the exception and holds it back until the asyncio function has ended or is abandoned. From here on everything is
    shielded, and bounded by one moment, ``give_up``: ``BridgeSettings.grace`` from now.
-2. ``CallCanceller.stop`` posts ``call.cancel_main``. *On the loop's thread* that calls ``Task.cancel()`` for the function.
+2. ``LiveCalls.stop`` posts ``call.cancel_main``. *On the loop's thread* that calls ``Task.cancel()`` for the function.
    Its child tasks are its own business: a task group cancels them, a ``gather`` passes the cancellation on.
 3. Every ``again`` seconds the cancellation is delivered again, as Trio would at the next checkpoint: to the function, and
    to those of its tasks that were cancelled and go on, because a task group cancels its tasks only once. But never to
@@ -33,29 +33,74 @@ docs/decisions/0043-the-bridge-names-its-threads.md.
 """
 
 import asyncio
+import collections
 import contextlib
+import functools
+import logging
+import sys
+import threading
+import traceback
 from collections.abc import Callable
-from typing import final
+from typing import Final, final
 
 import attrs
 import trio
 
 from ._backends import RunningLoop
 from ._call import Call
-from ._registry import CallRegistry, stack_of
-from ._settings import BridgeSettings, Misuse, OnLeak
+from ._settings import BridgeSettings, BridgeStatistics, Misuse, OnLeak
+
+_log: Final = logging.getLogger("trio_rollout.compat")
+# Innermost frames of a blocked loop that are shown: the user's code is among them.
+_FRAMES: Final = 4
 
 
 @final
-@attrs.frozen(eq=False)
-class CallCanceller:
-    """On Trio's thread: cancels the calls of one bridge. Each wait is shielded, and bounded by the caller's ``give_up``."""
+@attrs.define(eq=False)
+class LiveCalls:
+    """On Trio's thread: the calls of one bridge that are alive, how they are cancelled, and the counts of misuse.
+
+    A call is in one of three sets as long as any of its tasks runs. It leaves the last two by itself when its last task ends:
+    what it holds must not be held for days. ``note`` and ``statistics`` may be called on any thread. Each wait is shielded,
+    and bounded by the caller's ``give_up``.
+    """
 
     running: RunningLoop
     settings: BridgeSettings
-    registry: CallRegistry
-    loop_thread: list[int]
+    loop_thread: int | None = attrs.field(default=None, init=False)
     """The id of the loop's thread, once it is known."""
+    live: set[Call] = attrs.field(factory=set, init=False)
+    """Waited for."""
+    zombies: set[Call] = attrs.field(factory=set, init=False)
+    """Abandoned, and not ended yet."""
+    lingering: set[Call] = attrs.field(factory=set, init=False)
+    """Ended, with tasks that are allowed to go on."""
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+    _counts: dict[Misuse, collections.Counter[str]] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._counts = {kind: collections.Counter() for kind in Misuse}
+
+    def note(self, kind: Misuse, name: str, what: str, count: int = 1) -> None:
+        """Count a misuse of the function ``name``, and log it."""
+        with self._lock:
+            self._counts[kind][name] += count
+        level = logging.ERROR if kind is Misuse.ABANDONED else logging.WARNING
+        _log.log(level, "asyncio function %s %s: %s", name, kind.value, what)
+
+    def statistics(self) -> BridgeStatistics:
+        """Return a snapshot."""
+        with self._lock:
+            misuse = {kind: dict(counts) for kind, counts in self._counts.items() if counts}
+        return BridgeStatistics(running=len(self.live), zombies=len(self.zombies), misuse=misuse)
+
+    def everything(self) -> set[Call]:
+        """Return every call of which a task may be alive."""
+        return self.live | self.zombies | self.lingering
+
+    def _keep(self, call: Call, place: set[Call]) -> None:
+        place.add(call)
+        call.when_all_ended(functools.partial(place.discard, call))
 
     async def stop(self, call: Call, *, give_up: float, everything: bool = False) -> None:
         """Cancel the call's function, or all tasks of the call, and wait for the end, at most until ``give_up``.
@@ -82,7 +127,7 @@ class CallCanceller:
         return False
 
     def _abandon(self, call: Call) -> None:
-        self.registry.abandon(call)
+        self._keep(call, self.zombies)
         grace = self.settings.grace
         what = f"it did not end within {grace} s of its cancellation, and is no longer waited for"
         if self.running.loop.is_closed():
@@ -90,24 +135,33 @@ class CallCanceller:
         elif not call.loop_responded:
             self._note_blocking_code()
             what = f"its event loop did not answer for {grace} s"
-        self.registry.note(Misuse.ABANDONED, call.name, what)
+        self.note(Misuse.ABANDONED, call.name, what)
 
     def _note_blocking_code(self) -> None:
         """Name the code that the loop is busy with, which is rarely the call that has to be abandoned."""
-        busy = self.registry.call_of(asyncio.current_task(self.running.loop))
-        where = stack_of(self.loop_thread[0] if self.loop_thread else None)
-        self.registry.note(Misuse.BLOCKED, busy.name if busy else "unknown", f"the event loop is in {where}")
+        task = asyncio.current_task(self.running.loop)
+        name = next((call.name for call in self.everything() if call.owns(task)), "unknown")
+        self.note(Misuse.BLOCKED, name, f"the event loop is in {stack_of(self.loop_thread)}")
 
     async def sweep(self, call: Call, *, give_up: float) -> list[str]:
         """Find the tasks that an ended function left running, do as the policy says, and return their names."""
         left = call.survivors()
         if left and call.keeps_tasks:
-            self.registry.let_linger(call)
+            self._keep(call, self.lingering)
             return []
         if left:
-            self.registry.note(Misuse.LEAKED, call.name, f"still running: {', '.join(left)}", len(left))
+            self.note(Misuse.LEAKED, call.name, f"still running: {', '.join(left)}", len(left))
             if self.settings.on_leak is OnLeak.WARN:
-                self.registry.let_linger(call)
+                self._keep(call, self.lingering)
             else:
                 await self.stop(call, give_up=give_up, everything=True)
         return left  # usually nothing is left, and there is nothing to wait for
+
+
+def stack_of(thread: int | None) -> str:
+    """On any thread: the innermost frames of a thread, by its id, in one line."""
+    frame = sys._current_frames().get(thread) if thread is not None else None
+    if frame is None:
+        return "nothing that can be seen"
+    frames = traceback.extract_stack(frame)[-_FRAMES:]
+    return " > ".join(f"{item.name} ({item.filename}:{item.lineno})" for item in frames)

@@ -13,9 +13,10 @@ from typing import Any, Final, final
 
 import attrs
 
+from ._backends import RunningLoop
 from ._call import CURRENT, Call
 from ._errors import described, exit_of
-from ._settings import Misuse
+from ._settings import BridgeSettings, Misuse, OnLeak
 
 Note = Callable[[Misuse, str, str], None]
 """Is told of a misuse: its kind, the function's name, and what happened. On the loop's thread."""
@@ -101,13 +102,9 @@ class GuardedCoroutine(Coroutine[Any, Any, Any]):
 class LoopHooks:
     """On the loop's thread: the hooks of one bridge, installed while it is open."""
 
-    loop: asyncio.AbstractEventLoop
+    running: RunningLoop
+    settings: BridgeSettings
     note: Note
-    slow_step: float
-    foreign: bool
-    """The loop is the host's: its own handler is told of background errors, too."""
-    may_outlive: bool
-    """Tasks may outlive their call."""
     _open: bool = attrs.field(default=False, init=False)
     _factory_before: Any = attrs.field(default=None, init=False)
     _handler_before: Any = attrs.field(default=None, init=False)
@@ -117,10 +114,10 @@ class LoopHooks:
     def install(self) -> None:
         """Put the hooks in, in front of those that are there."""
         self._open = True
-        self._factory_before = _first_open(self.loop.get_task_factory(), "_factory_before")
-        self._handler_before = _first_open(self.loop.get_exception_handler(), "_handler_before")
-        self.loop.set_task_factory(self.make_task)
-        self.loop.set_exception_handler(self.on_error)
+        self._factory_before = _first_open(self.running.loop.get_task_factory(), "_factory_before")
+        self._handler_before = _first_open(self.running.loop.get_exception_handler(), "_handler_before")
+        self.running.loop.set_task_factory(self.make_task)
+        self.running.loop.set_exception_handler(self.on_error)
 
     def remove(self) -> None:
         """Cancel the tasks that ended calls have started, and take the hooks out.
@@ -130,10 +127,10 @@ class LoopHooks:
         self._open = False
         for task in tuple(self._late_tasks):
             task.cancel()
-        if self.loop.get_task_factory() == self.make_task:
-            self.loop.set_task_factory(_first_open(self._factory_before, "_factory_before"))
-        if self.loop.get_exception_handler() == self.on_error:
-            self.loop.set_exception_handler(_first_open(self._handler_before, "_handler_before"))
+        if self.running.loop.get_task_factory() == self.make_task:
+            self.running.loop.set_task_factory(_first_open(self._factory_before, "_factory_before"))
+        if self.running.loop.get_exception_handler() == self.on_error:
+            self.running.loop.set_exception_handler(_first_open(self._handler_before, "_handler_before"))
 
     def make_task(
         self,
@@ -169,7 +166,8 @@ class LoopHooks:
         # A timer, a server or a callback that the ended call left behind has started it.
         self._late_tasks.add(task)
         task.add_done_callback(self._late_tasks.discard)
-        if not (self.may_outlive or call.keeps_tasks or call.late_tasks_noted):
+        may_outlive = call.keeps_tasks or self.settings.on_leak is OnLeak.WARN
+        if not (may_outlive or call.late_tasks_noted):
             call.late_tasks_noted = True  # once, not for each connection of a server
             self.note(
                 Misuse.LEAKED,
@@ -186,12 +184,12 @@ class LoopHooks:
             self.note(Misuse.EXITED, name, f"raised {described(error)}")
             # On the host's loop in the main thread it is the host's own Ctrl-C, which happened to arrive in our code.
             ctrl_c = isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
-            if self.foreign and ctrl_c:
+            if self.running.foreign and ctrl_c:
                 call.end_by_interrupt(error)
-            return self.foreign and ctrl_c
+            return self.running.foreign and ctrl_c
 
         def stepped(seconds: float) -> None:
-            if seconds > self.slow_step:
+            if seconds > self.settings.slow_step:
                 self.note(Misuse.BLOCKED, name, f"one step kept the event loop for {seconds:.2f} s")
 
         return GuardedCoroutine(coro, call=call, exited=exited, stepped=stepped, cancelled=call.note_cancelled_error)
@@ -201,13 +199,13 @@ class LoopHooks:
         task = context.get("task") or context.get("future")
         handle = context.get("handle")
         call = _call_of(task) or _call_of(handle)
-        ours = call.owner is self if call is not None else not self.foreign  # another bridge is told as well
+        ours = call.owner is self if call is not None else not self.running.foreign  # another bridge is told as well
         if self._open and ours:
             what = f"{context.get('message')}: {described(context.get('exception'))}"
             self.note(Misuse.CRASHED, call.name if call is not None else "unknown", what)
         if self._handler_before is not None:
             self._handler_before(loop, context)
-        elif self.foreign:
+        elif self.running.foreign:  # the host is told of background errors, too
             loop.default_exception_handler(context)
 
 

@@ -12,10 +12,10 @@ import attrs
 
 from trio_rollout.errors import SettingsError
 
+from ..slime._adapters import Plugins
 from ..slime._arguments import ARGUMENTS, Arguments
 from ..slime._arguments import add_arguments as add_flags
-from ..slime._plugins import Plugins
-from ..slime._rollout import close_engines, engine_for, evaluated_by, trained_by
+from ..slime._engine import close_engines, engine_for, evaluated_by, trained_by
 
 
 @attrs.frozen(eq=False)

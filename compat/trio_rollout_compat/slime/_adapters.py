@@ -1,30 +1,143 @@
-"""slime's functions as the engine's generate function, reward, group reward and filter.
+"""slime's data source and functions as the engine's source, generate function, rewards and filter.
 
 A custom generate function may return aborted samples. That is the host's doing if it updates the weights at the moment, and the
 function's own fault if it does so all the time; ``Aborts`` tells the two apart.
 """
 
+import functools
+import importlib
+import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, final
 
 import attrs
+import trio
 
 from trio_rollout import Drop, Group, Keep, Prompt, Trajectory
 from trio_rollout.abc import Rollout
-from trio_rollout.errors import GenerateError, ServerLost
+from trio_rollout.errors import GenerateError, ServerLost, SettingsError, SourceError
 from trio_rollout.lowlevel import wait_s
 
 from ..bridge import Bridge
 from ._arguments import Arguments
-from ._plugins import Plugins
-from ._samples import KEY, HostGroup, fill, flat, made_of, sampling_of, trajectory_of
+from ._samples import KEY, HostGroup, fill, flat, made_of, prompt_of, sampling_of, trajectory_of
 
 _log: Final = logging.getLogger("trio_rollout.compat")
+_NO_GROUP_PAUSE_S: Final = 0.1
+_LONGEST_NO_GROUP_PAUSE_S: Final = 5.0
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 30.0
 ROUNDS: Final = 20
 """Limit of rounds in which everything in flight comes back aborted, with nothing else in between: 7.5 minutes."""
+
+
+@functools.cache  # a path means the same function for the life of the process; the host itself looks it up for each sample
+def load(path: str) -> Any:
+    """Return the function at a dotted path.
+
+    Raises:
+      SettingsError: there is no such function.
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingsError(f"{path!r} cannot be imported as a function: {error}") from error
+
+
+@attrs.frozen(eq=False)
+class Plugins:
+    """The user's functions. Async methods run on the host's loop: call them through the bridge."""
+
+    args: Arguments
+
+    def generate_path(self, sample: Any) -> str | None:
+        """Return the path of the generate function for this sample: its own, else the flag's; None for the stock one."""
+        path: str | None = getattr(sample, "generate_function_path", None) or self.args.custom_generate_function_path
+        return path
+
+    async def generate(self, path: str, sample: Any, sampling: dict[str, Any], *, evaluation: bool) -> Any:
+        """Call a custom generate function; with ``evaluation`` if it has such a parameter."""
+        fn = load(path)
+        more = {"evaluation": evaluation} if "evaluation" in inspect.signature(fn).parameters else {}
+        return await fn(self.args.given, sample, sampling, **more)
+
+    async def score(self, samples: Sequence[Any], *, batched: bool) -> None:
+        """Set each sample's reward, unless it has one. ``batched``: one call for all, as for groups and fan-out."""
+        wanted = [sample for sample in samples if sample.reward is None]
+        if not wanted:
+            return
+        if batched:
+            rewards = await self._scorer(wanted[0], batched=True)(self.args.given, wanted)
+            for sample, reward in zip(wanted, rewards, strict=True):
+                sample.reward = reward
+        else:
+            wanted[0].reward = await self._scorer(wanted[0], batched=False)(self.args.given, wanted[0])
+
+    def _scorer(self, sample: Any, *, batched: bool) -> Any:
+        path = getattr(sample, "custom_rm_path", None) or self.args.custom_rm_path
+        return load(path) if path is not None else self.stock_scorer(batched=batched)
+
+    def stock_scorer(self, *, batched: bool) -> Any:
+        """Return the host's own reward function, for one sample or for several."""
+        return load(f"{self.args.host}.rollout.rm_hub.{'batched_async_rm' if batched else 'async_rm'}")
+
+    async def verdict(self, made: list[Any]) -> str | None:
+        """Return the reason for which the dynamic filter drops a group, or None if it keeps the group."""
+        said = load(self.args.dynamic_sampling_filter_path)(self.args.given, made)
+        keep, reason = getattr(said, "keep", said), getattr(said, "reason", None)
+        return None if keep else str(reason or "unnamed")
+
+
+@final
+@attrs.define(eq=False)
+class HostSource:
+    """slime's data source as the engine's. All calls come from the engine's thread, so there are no locks.
+
+    Takes groups with ``get_samples``; unfinished ones go back with ``add_samples``, all at once, when the engine drains.
+
+    It never ends: slime's sources wrap around. A source that has no group at the moment is asked again, as slime itself would,
+    with a pause in between and a warning. Requeued groups wait in the engine.
+    """
+
+    _data_source: Any
+    _samples: int
+    _taken: int = attrs.field(default=0, init=False)
+
+    async def take(self, count: int) -> Sequence[Prompt]:
+        """Return up to ``count`` groups. Blocks the loop as long as the data source does, and waits while it has none."""
+        await trio.lowlevel.checkpoint()
+        tries, groups = 0, self._data_source.get_samples(count)
+        while not groups:
+            tries += 1
+            if tries.bit_count() == 1:  # 1, 2, 4, 8, ...
+                _log.warning("get_samples(%d) gave no group %d times in a row; asking again", count, tries)
+            await wait_s(min(_LONGEST_NO_GROUP_PAUSE_S, _NO_GROUP_PAUSE_S * tries))
+            groups = self._data_source.get_samples(count)
+        wrong = {len(group) for group in groups} - {self._samples}
+        if wrong:
+            raise SourceError(
+                f"get_samples({count}): groups of {self._samples} samples wanted, got one of {min(wrong)}"
+            )
+        prompts = [prompt_of(self._taken + number, HostGroup(group)) for number, group in enumerate(groups)]
+        self._taken += len(prompts)
+        return prompts
+
+    async def give_back(self, prompts: Sequence[Prompt]) -> None:
+        """Hand back unfinished groups, as they were taken."""
+        await trio.lowlevel.checkpoint()
+        returned = [list(group.samples) for prompt in prompts if isinstance(group := prompt.metadata[KEY], HostGroup)]
+        if returned:
+            self._data_source.add_samples(returned)
+
+    def state(self) -> dict[str, object]:
+        """Return nothing: the host saves its own data source."""
+        return {}
+
+    def restore(self, state: Mapping[str, object]) -> None:
+        """Restore nothing."""
+        del state
 
 
 @final
@@ -65,17 +178,24 @@ class Aborts:
 
 @final
 @attrs.frozen(eq=False)
-class Generate:
-    """Makes one sample: by the custom function on slime's loop, else by one turn through the engine's own client."""
+class HostFunctions:
+    """slime's functions as the engine's. ``dropped``: groups that the filter dropped, by reason, since it was last emptied."""
 
-    args: Arguments
     plugins: Plugins
     bridge: Bridge
     aborts: Aborts
-    evaluation: bool = False
+    dropped: dict[str, int] = attrs.field(factory=dict, init=False)
 
-    async def __call__(self, prompt: Prompt, rollout: Rollout, /) -> Trajectory:
-        """Make one sample of the group. Cancelled, a custom function ends as ``Bridge.call`` says."""
+    @property
+    def args(self) -> Arguments:
+        """The host's ``args``."""
+        return self.plugins.args
+
+    async def generate(self, prompt: Prompt, rollout: Rollout, /, *, evaluation: bool = False) -> Trajectory:
+        """Make one sample: by the custom function on slime's loop, else by one turn through the engine's own client.
+
+        Cancelled, a custom function ends as ``Bridge.call`` says.
+        """
         group = prompt.metadata[KEY]
         if not isinstance(group, HostGroup):
             raise GenerateError(f"group {prompt.id} has lost its samples")
@@ -85,7 +205,7 @@ class Generate:
         path = self.plugins.generate_path(sample)
         if path is None:
             return trajectory_of(await self._stock(sample, sampling, rollout), prompt, rollout.index)
-        made = await self.bridge.call(self.plugins.generate, path, sample, sampling, evaluation=self.evaluation)
+        made = await self.bridge.call(self.plugins.generate, path, sample, sampling, evaluation=evaluation)
         try:
             trajectory = trajectory_of(made, prompt, rollout.index)
         except ServerLost as lost:
@@ -111,61 +231,36 @@ class Generate:
         fill(sample, turn, mask_off_policy=bool(masked))
         return sample
 
+    async def reward(self, trajectory: Trajectory, /) -> float:
+        """Score one rollout: by a single call, or a batched one if the rollout fanned out.
 
-@final
-@attrs.frozen(eq=False)
-class Reward:
-    """Scores one rollout: by a single call, or a batched one if the rollout fanned out."""
-
-    plugins: Plugins
-    bridge: Bridge
-
-    async def __call__(self, trajectory: Trajectory, /) -> float:
-        """Score the rollout. The sample keeps the function's result; the engine gets the number that the host trains on."""
+        The sample keeps the function's result; the engine gets the number that the host trains on.
+        """
         made = trajectory.metadata[KEY]
         await self.bridge.call(self.plugins.score, flat(made), batched=isinstance(made, list))
-        number: float = _number(flat(made)[-1].reward, self.plugins.args)
+        number: float = self._number(made)
         return number
 
-
-@final
-@attrs.frozen(eq=False)
-class GroupReward:
-    """Scores all samples of a group by one call: ``--group-rm``."""
-
-    plugins: Plugins
-    bridge: Bridge
-
-    async def __call__(self, group: Group, /) -> Sequence[float]:
-        """Score the group."""
+    async def group_reward(self, group: Group, /) -> Sequence[float]:
+        """Score all samples of a group by one call: ``--group-rm``."""
         made = made_of(group)
         await self.bridge.call(self.plugins.score, [sample for one in made for sample in flat(one)], batched=True)
-        return [_number(flat(one)[-1].reward, self.plugins.args) for one in made]
+        return [self._number(one) for one in made]
 
-
-@final
-@attrs.frozen(eq=False)
-class Filter:
-    """Filters groups: ``--dynamic-sampling-filter-path``. ``dropped`` counts by reason, since it was last emptied."""
-
-    plugins: Plugins
-    bridge: Bridge
-    dropped: dict[str, int]
-
-    async def __call__(self, group: Group, /) -> Keep | Drop:
-        """Return the filter's verdict, and count it."""
+    async def verdict(self, group: Group, /) -> Keep | Drop:
+        """Return the verdict of ``--dynamic-sampling-filter-path``, and count it."""
         reason = await self.bridge.call(self.plugins.verdict, made_of(group))
         if reason is None:
             return Keep()
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
         return Drop(reason)
 
+    def _number(self, made: Any) -> Any:
+        """Return the part of a rollout's reward that the engine checks: a number as it is, of a dict the value under the host's key.
 
-def _number(reward: object, args: Arguments) -> Any:
-    """Return the part of a reward that the engine checks: a number as it is, of a dict the value under the host's key.
-
-    A dict without that key is the host's own business (a custom post-processing may read it): it counts as scored.
-    """
-    if not isinstance(reward, Mapping):
-        return reward
-    return next((reward[key] for key in (args.reward_key, args.eval_reward_key) if key in reward), 0.0)
+        A dict without that key is the host's own business (a custom post-processing may read it): it counts as scored.
+        """
+        reward = flat(made)[-1].reward
+        if not isinstance(reward, Mapping):
+            return reward
+        return next((reward[key] for key in (self.args.reward_key, self.args.eval_reward_key) if key in reward), 0.0)

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import starmap
 from typing import Any
 
-import attrs
-
 from trio_rollout import Group, Prompt, Status
 
 from ._arguments import Arguments
@@ -18,17 +16,6 @@ _SAMPLING = {
     "stop_token_ids": "rollout_stop_token_ids",
     "skip_special_tokens": "rollout_skip_special_tokens",
 }
-
-
-@attrs.frozen(kw_only=True)
-class Evaluated:
-    """The results of one dataset. ``failed``: prompts that failed for good; they have no reward, and are not scored as 0."""
-
-    name: str
-    rewards: list[Any]
-    truncated: list[bool]
-    samples: list[Any]
-    failed: int
 
 
 def _dataset(args: Arguments, config: Any) -> Any:
@@ -93,20 +80,20 @@ def _of(name: str, groups: Iterable[Group]) -> Iterator[Group]:
             yield group
 
 
-def evaluated(args: Arguments, groups: Sequence[Group]) -> list[Evaluated]:
-    """Return the results by dataset, in the order of the samples."""
-    answers, key = [], args.eval_reward_key or args.reward_key
+def evaluated(args: Arguments, groups: Sequence[Group]) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return the host's results by dataset, in the order of the samples, and metrics.
+
+    The metrics count the prompts that failed for good: they have no reward, and are not scored as 0.
+    """
+    data, metrics, key = {}, {}, args.eval_reward_key or args.reward_key
     for config in args.eval_datasets or ():
         rows = [row for group in _of(config.name, groups) for row in group.trajectories]
         samples = [sample for row in rows if row.status is not Status.FAILED for sample in flat(row.metadata[KEY])]
         samples.sort(key=lambda sample: sample.index)
-        answers.append(
-            Evaluated(
-                name=config.name,
-                rewards=[sample.reward[key] if key else sample.reward for sample in samples],
-                truncated=[sample.status.value == "truncated" for sample in samples],
-                samples=samples,
-                failed=sum(row.status is Status.FAILED for row in rows),
-            )
-        )
-    return answers
+        data[config.name] = {
+            "rewards": [sample.reward[key] if key else sample.reward for sample in samples],
+            "truncated": [sample.status.value == "truncated" for sample in samples],
+            "samples": samples,
+        }
+        metrics[f"eval/{config.name}-failed"] = sum(row.status is Status.FAILED for row in rows)
+    return data, metrics

@@ -5,12 +5,18 @@ Two threads take part, and the first line of each class and function says on whi
 - **The engine's thread** runs ``trio.run`` with the lifespan that the host gave: servers, ledger, engine.
 - **The host's threads** start it, call functions on it and close it: threads that may block, or an asyncio loop's.
 
-Read in this order: ``_engine_thread`` (what hosts call), ``_run`` (one call, and what runs on the engine's thread), ``_exit``
-(the end of the process).
+Read in this order: ``_engine_thread`` (what hosts call, and the end of the process), ``_run`` (one call, and what runs on the
+engine's thread).
 """
 
-from ._engine_thread import EngineForked, EngineStuck, EngineThread, aopen_engine_thread, open_engine_thread
-from ._exit import exit_on_sigterm
+from ._engine_thread import (
+    EngineForked,
+    EngineStuck,
+    EngineThread,
+    aopen_engine_thread,
+    exit_on_sigterm,
+    open_engine_thread,
+)
 
 __all__ = [
     "EngineForked",
