@@ -10,7 +10,7 @@ from trio_rollout import Cause, Retry
 from trio_rollout._core.admission import Load, pullable, startable
 from trio_rollout._core.batching import Answer, Supply, decide
 from trio_rollout._core.book import Book
-from trio_rollout._core.failures import Again, FailureBudget, GiveUp, after_failure
+from trio_rollout._core.failures import FailureBudget, after_failure
 from trio_rollout._core.lifecycle import TRANSITIONS, Event, IllegalTransition, State, step
 from trio_rollout.errors import SourceError
 from trio_rollout.testing import prompts
@@ -60,7 +60,7 @@ def test_deadline_no_progress_and_error_use_up_an_attempt_the_others_do_not(caus
     verdict = after_failure(
         cause, permanent=False, attempts=1, unpenalized=4, new_tokens=0, retry=Retry(max_attempts=3)
     )
-    assert isinstance(verdict, Again)
+    assert verdict is not None
     counted = cause in {Cause.DEADLINE, Cause.NO_PROGRESS, Cause.ERROR}
     assert (verdict.attempts, verdict.unpenalized) == ((2, 0) if counted else (1, 5))
 
@@ -72,7 +72,7 @@ def test_the_last_attempt_the_hundredth_free_requeue_and_bad_input_are_the_end()
         after_failure(Cause.SERVER_LOST, permanent=False, attempts=0, unpenalized=100, new_tokens=0, retry=retry),
         after_failure(Cause.ERROR, permanent=True, attempts=0, unpenalized=0, new_tokens=0, retry=retry),
     ]
-    assert all(isinstance(verdict, GiveUp) for verdict in give_up)
+    assert give_up == [None, None, None]
 
 
 def test_a_free_requeue_with_new_tokens_begins_the_count_again():

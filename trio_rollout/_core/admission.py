@@ -1,6 +1,6 @@
 """Admission: the groups that may start. Pure decisions over slots, waiting groups, the ready buffer and staleness.
 
-**Staleness** (decision 0028). Both policies look back: a group that is too old when the trainer would get it is thrown
+**Staleness** (docs/decisions/0028-pacing-keeps-the-bound.md). Both policies look back: a group that is too old when the trainer would get it is thrown
 away, and runs again. ``Pace`` looks ahead as well, so that there is no such group: if a version consumes ``per_version``
 groups, no more than ``(max_versions + 1) * per_version`` may be under way at once, or the last of them would be consumed too
 late. A trainer that makes several versions of one batch, or skips some, is faster than ``Pace`` can foresee. A consumer that
@@ -68,14 +68,10 @@ def pullable(load: Load) -> int:
     """Return how many prompts to take from the source: as many as could start behind the waiting groups, and a few ahead."""
     if load.exhausted or not load.open or load.resting >= load.most_resting:
         return 0
-    return max(0, _room(load) + load.ahead - load.eligible)
-
-
-def _room(load: Load) -> int:
-    if not load.open or load.finished >= load.bound:
-        return 0
-    whole = load.free_slots // load.per_group
-    return whole if load.fresh_room is None else min(whole, load.fresh_room)
+    room = load.free_slots // load.per_group if load.finished < load.bound else 0
+    if load.fresh_room is not None:
+        room = min(room, load.fresh_room)
+    return max(0, room + load.ahead - load.eligible)
 
 
 def is_too_old(oldest: int | None, newest: int, staleness: Staleness) -> bool:

@@ -1,4 +1,4 @@
-"""The book of groups: the state of each, the number of its tries, and the counts. No I/O, no clock.
+"""The book of groups: the state of each, the number of its attempts, and the counts. No I/O, no clock.
 
 Owns every group from its pull to its end. Groups that are through (acked, filtered, returned) are only counted, so that
 memory does not grow with the run; of quarantined groups the reports are kept.
@@ -31,7 +31,7 @@ def _tell_no_one() -> None:
 class Entry:
     """One group in the book.
 
-    ``attempt`` numbers its tries; ``samples`` live as long as the group is not settled; ``recycles`` counts its requeues for
+    ``attempt`` numbers its attempts; ``samples`` live as long as the group is not settled; ``recycles`` counts its requeues for
     being stale.
     """
 
@@ -112,7 +112,7 @@ class Book:
         entry.attempt += 1
 
     def requeue(self, entry: Entry, cause: Cause) -> None:
-        """End the attempt without a result; the counts are those after it."""
+        """End the attempt without a result."""
         self.apply(entry, Event.REQUEUE)
         self._requeues[cause] += 1
 

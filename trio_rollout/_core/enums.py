@@ -28,10 +28,10 @@ class Stop(enum.Enum):
 
 
 class Cause(enum.Enum):
-    """The reason why an attempt was cancelled, requeued or given up.
+    """The reason why a try or an attempt ended without a result.
 
-    A requeue for DEADLINE, NO_PROGRESS or ERROR uses up one of ``Retry.max_attempts``. For the others
-    ``Retry.max_free`` bounds the requeues in a row without a new token.
+    A try that ended by DEADLINE, NO_PROGRESS or ERROR uses up one of the sample's ``Retry.max_attempts``. For the others
+    ``Retry.max_free`` bounds the tries in a row without a new token.
     """
 
     DEADLINE = "deadline"

@@ -1,9 +1,9 @@
-"""Failures: exceptions as values, safe to keep and to write down; and the pure decision on a failed attempt."""
+"""Failures: exceptions as values, safe to keep and to write down; and the pure decision on a failed try."""
 
 import re
 import traceback
-from collections.abc import Mapping, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Sequence
+from typing import Final
 
 import attrs
 
@@ -126,52 +126,33 @@ def _traceback_of(error: BaseException) -> str:
 
 @attrs.frozen(kw_only=True)
 class Again:
-    """Requeue it. ``attempts`` and ``unpenalized`` are the counts after this one; ``backoff`` numbers the wait, 0 for none."""
+    """Try the sample again. The counts include the try that failed; ``backoff`` numbers the wait, 0 for none."""
 
     attempts: int
     unpenalized: int
     backoff: int
 
 
-@attrs.frozen(kw_only=True)
-class GiveUp:
-    """Quarantine it."""
-
-    why: str
-
-
-Verdict: TypeAlias = Again | GiveUp
-
 # Causes without a backoff: the gate, the choice of a server or the drain already waits.
-_NO_WAIT: Mapping[Cause, bool] = {
-    Cause.WEIGHT_UPDATE: True,
-    Cause.STALE: True,
-    Cause.SHUTDOWN: True,
-    Cause.CANCELLED: True,
-}
+_NO_WAIT: Final = frozenset({Cause.WEIGHT_UPDATE, Cause.STALE, Cause.SHUTDOWN, Cause.CANCELLED})
 
 
 def after_failure(
     cause: Cause, *, permanent: bool, attempts: int, unpenalized: int, new_tokens: int, retry: Retry
-) -> Verdict:
-    """Decide on a group whose attempt has just ended without a result.
+) -> Again | None:
+    """Decide on a sample whose try has just ended without a result: another try, or None if the sample failed for good.
 
-    ``attempts`` and ``unpenalized`` are the counts before this attempt. ``permanent``: no other try can end differently
-    (bad input). ``new_tokens`` is the number of tokens that this attempt sampled: an unpenalized requeue counts only if
-    there are none.
+    ``attempts`` and ``unpenalized`` are the counts before this try. ``permanent``: no other try can end differently (bad
+    input). ``new_tokens`` is the number of tokens that this try sampled: an unpenalized try counts only if there are none.
     """
     if permanent:
-        return GiveUp(why="trying again cannot help")
+        return None
     if cause.uses_attempt:
         attempts += 1
-        if attempts >= retry.max_attempts:
-            return GiveUp(why=f"attempt {attempts} of at most {retry.max_attempts}")
-        return Again(attempts=attempts, unpenalized=0, backoff=attempts)
+        return Again(attempts=attempts, unpenalized=0, backoff=attempts) if attempts < retry.max_attempts else None
     unpenalized = 0 if new_tokens else unpenalized + 1
     if unpenalized > retry.max_free:
-        return GiveUp(
-            why=f"requeued {unpenalized} times in a row without a new token, at most {retry.max_free} are allowed"
-        )
+        return None
     return Again(attempts=attempts, unpenalized=unpenalized, backoff=0 if cause in _NO_WAIT else min(unpenalized, 8))
 
 

@@ -16,7 +16,7 @@ class Deadlines:
     ``group``: wall-clock time of one attempt, over everything it does. ``rollout``, ``turn``, ``tool``, ``reward``: the
     parts of it. ``no_progress``: longest time without a new token, turn or tool output. ``abort``: how long a cancelled
     request may take to be acknowledged. ``control``: one pause, resume or version call. ``drain``: leaving the engine,
-    in all; it must exceed ``abort``, so that cancelled requests can be wrapped up within it.
+    in all; it must exceed ``abort``, so that the cleanup of cancelled requests fits into it.
     """
 
     group: float | None = attrs.field(default=1800.0, validator=seconds_or_none)

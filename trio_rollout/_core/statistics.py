@@ -49,13 +49,13 @@ class EngineStatistics:
     """Tries of samples that ended without a result and were followed by another try, by cause."""
     tokens: TokenCounts
     late: int
-    """Complete answers that came after their attempt had ended."""
+    """Complete answers that came after their try had ended."""
     orphans: int
     """Requests that a server was still running when the time for their abort was over."""
     running_rollouts: int
     max_running: int
     generated_tokens: int
-    """Tokens sampled by finished turns, of delivered and of requeued attempts."""
+    """Tokens sampled by finished turns, whatever became of their tries."""
     weight_version: int
 
 

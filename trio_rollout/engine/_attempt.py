@@ -2,8 +2,8 @@
 
 Leaving a scope without an outcome *is* the retry, and its cause says why. The first terminal outcome wins, both ways: once
 claimed, no cancellation can undo it; once cancelled, a late result is thrown away. A try that ends without a result costs
-its own sample only (decision 0049). The attempt ends without one where no sample can differ: input that no server takes, a
-sample that failed for good, the group's deadline, the drain.
+its own sample only (docs/decisions/0049-the-grain-is-the-sample.md). The attempt ends without one where no sample can differ:
+input that no server takes, a sample that failed for good, the group's deadline, the drain.
 """
 
 import logging
@@ -26,6 +26,7 @@ from ..errors import GenerateError, RequestRejected
 from ._gate import deadline_after
 from ._ledger import SampleRecorder
 
+_LOGGER = logging.getLogger("trio_rollout")
 UNWANTED = "trio.Cancelled was raised although no scope was cancelled: user code had kept one and raised it again"
 
 
@@ -134,7 +135,7 @@ class SampleTry:
         if self._deadline_passed():
             self._end = self._out_of_time()
         else:
-            self._end = TryFailed(cause, failure or self._failure(cause, why))
+            self._end = TryFailed(cause, failure or self.attempt.new_failure(cause, why))
         self.scope.cancel(reason=f"{self._end.cause.value}: {why}")
         return self._end.cause is cause
 
@@ -164,14 +165,13 @@ class SampleTry:
         """The outcome of a try whose scope was left; None if it has its result.
 
         A scope that is left without a claim, a failure or a deadline was left by a Cancelled that user code had kept: it
-        belongs to no scope that is left here (decision 0031).
+        belongs to no scope that is left here (docs/decisions/0031-a-kept-cancelled-is-a-scope-left-without-a-claim.md).
         """
         if self._claimed:
             return None
         if self._end is None:
-            self._end = (
-                self._out_of_time() if self._deadline_passed() else TryFailed(Cause.ERROR, self._kept_cancelled())
-            )
+            kept = self.attempt.new_failure(Cause.ERROR, UNWANTED, "Cancelled")
+            self._end = self._out_of_time() if self._deadline_passed() else TryFailed(Cause.ERROR, kept)
         return self._end
 
     async def give_up(self, cause: Cause, why: str, *, failure: Failure | None = None) -> GenerateError:
@@ -187,13 +187,8 @@ class SampleTry:
         return trio.current_time() >= self.scope.deadline
 
     def _out_of_time(self) -> TryFailed:
-        return TryFailed(Cause.DEADLINE, self._failure(Cause.DEADLINE, f"rollout {self.index}: its deadline passed"))
-
-    def _kept_cancelled(self) -> Failure:
-        return attrs.evolve(self._failure(Cause.ERROR, UNWANTED), type="Cancelled")
-
-    def _failure(self, cause: Cause, why: str) -> Failure:
-        return Failure(cause=cause, type="", message=why, group=self.id, attempt=self.attempt.number)
+        why = f"rollout {self.index}: its deadline passed"
+        return TryFailed(Cause.DEADLINE, self.attempt.new_failure(Cause.DEADLINE, why))
 
 
 @attrs.define(eq=False)
@@ -297,7 +292,7 @@ class Attempt:
             new_tokens=this.new_tokens,
             retry=retry,
         )
-        if isinstance(verdict, Again):
+        if verdict is not None:
             self.samples.rest(this.index, _counted(counts, verdict))
             self.tally.retries[failed.cause] += 1
             this.begun = None
@@ -325,7 +320,7 @@ class Attempt:
         if self._deadline_passed():
             self._end = self._out_of_time()
         else:
-            self._end = Unfinished(cause, failure or self._failure(cause, why), permanent, sample)
+            self._end = Unfinished(cause, failure or self.new_failure(cause, why), permanent, sample)
         self.scope.cancel(reason=f"{self._end.cause.value}: {why}")
         return self._end.cause is cause
 
@@ -345,7 +340,7 @@ class Attempt:
     def unfinished(self) -> Unfinished:
         """Return the outcome of an attempt whose scope was left without a claim."""
         if self._end is None:
-            kept = attrs.evolve(self._failure(Cause.ERROR, UNWANTED), type="Cancelled")
+            kept = self.new_failure(Cause.ERROR, UNWANTED, "Cancelled")
             self._end = (
                 self._out_of_time() if self._deadline_passed() else Unfinished(Cause.ERROR, kept, permanent=True)
             )
@@ -361,7 +356,7 @@ class Attempt:
             verdict = after_failure(
                 cause, permanent=False, attempts=counts.attempts, unpenalized=0, new_tokens=0, retry=retry
             )
-            if isinstance(verdict, Again):
+            if verdict is not None:
                 self.samples.stop(index, _counted(counts, verdict))
             else:
                 self.samples.fail(index, failure, counts)
@@ -370,10 +365,11 @@ class Attempt:
         return trio.current_time() >= self.scope.deadline
 
     def _out_of_time(self) -> Unfinished:
-        return Unfinished(Cause.DEADLINE, self._failure(Cause.DEADLINE, "the group's deadline passed"))
+        return Unfinished(Cause.DEADLINE, self.new_failure(Cause.DEADLINE, "the group's deadline passed"))
 
-    def _failure(self, cause: Cause, why: str) -> Failure:
-        return Failure(cause=cause, type="", message=why, group=self.id, attempt=self.number)
+    def new_failure(self, cause: Cause, why: str, kind: str = "") -> Failure:
+        """Return a failure in this attempt that is not made from an exception."""
+        return Failure(cause=cause, type=kind, message=why, group=self.id, attempt=self.number)
 
 
 def _counted(counts: SampleCounts, verdict: Again) -> SampleCounts:
@@ -443,9 +439,6 @@ def new_attempt(
     attempt = Attempt(prompt.group_id, number, prompt, samples, scope, min_samples, recorder, tally or Tally())
     attempt.note_oldest()
     return attempt
-
-
-_LOGGER = logging.getLogger("trio_rollout")
 
 
 async def log_overdue_tasks(attempt: Attempt, show: Callable[[trio.lowlevel.Task], str]) -> None:

@@ -103,7 +103,7 @@ class RolloutEngine:
         await self._weights.note(version)
 
     async def drain(self, grace: float | None = None) -> None:
-        """Stop admitting, let running groups finish for ``grace`` seconds, cancel the rest, wait for their wrap-up.
+        """Stop admitting, let running groups finish for ``grace`` seconds, cancel the rest, wait for their cleanup.
 
         Waiting and cancelled groups are given back to the source, or stay in the ledger. Ready groups stay deliverable;
         afterwards ``next_batch`` raises EngineClosed. The default of ``grace`` is ``Deadlines.drain`` less ``abort``. Of
@@ -190,7 +190,10 @@ class RolloutEngine:
         self._state.failure.check()
 
     async def _leave(self, _: None, error: BaseException | None) -> None:
-        """End every attempt within ``Deadlines.drain``: with no grace if the body failed or the results could not be kept."""
+        """End every attempt within ``Deadlines.drain``: with no grace if the body failed or the results could not be kept.
+
+        See docs/decisions/0003-leaving-without-a-ledger-has-no-grace.md.
+        """
         limits = self._state.context.settings.deadlines
         self._leave_by = trio.current_time() + limits.drain
         grace = limits.drain - limits.abort if error is None and self._state.ledger.keeps_groups else 0.0

@@ -1,6 +1,6 @@
 """Evaluation beside production, with separate slots and counts, and never a missing prompt.
 
-The attempts of an evaluation are children of the caller's task. A weight update restarts the attempts that it interrupts,
+The attempts of an evaluation are children of the caller's task. A weight update restarts the tries that it interrupts,
 so no trajectory mixes versions. A prompt that failed for good is a group of FAILED trajectories.
 """
 

@@ -4,7 +4,7 @@ Owns the permission to send requests, the scopes of the turns under way, and the
 paced: all waiters are let through, a bounded number per tick of the event loop, because 2,000 requests that are encoded in
 one tick stall everything else.
 
-**The clocks** (decision 0027). Two limits say how long an answer may take: ``Deadlines.turn`` for a call, and
+**The clocks** (docs/decisions/0027-clocks-stand-still-while-no-server-takes-requests.md). Two limits say how long an answer may take: ``Deadlines.turn`` for a call, and
 ``Deadlines.no_progress`` for the time without a new token. A paused server cannot answer in time, and a request that cannot
 be sent cannot be answered, so both stand still meanwhile; the group's deadline, which is wall-clock time over everything,
 runs on. Two things stop a clock: the gate, while it is closed, and a request that waits for a server because all of them
@@ -188,7 +188,7 @@ class Gate:
             self.wake.admission.notify()
 
     def interrupt_calls(self) -> None:
-        """Cancel the calls that are still under way, and not their attempts."""
+        """Cancel the calls that are still under way, and not their tries."""
         for ticket in self._inside:
             ticket.interrupted = True
             ticket.scope.cancel(reason="weight update")

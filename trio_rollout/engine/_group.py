@@ -1,6 +1,7 @@
 """Running one attempt: the samples that are missing, in one nursery, then the group's reward and the filter.
 
-A sample that fails is tried again alone; its siblings go on (decision 0049). Nothing of an attempt outlives its scope.
+A sample that fails is tried again alone; its siblings go on. Nothing of an attempt outlives its scope.
+See docs/decisions/0049-the-grain-is-the-sample.md.
 """
 
 import trio
@@ -19,7 +20,7 @@ async def run_attempt(attempt: Attempt, context: RolloutContext, lease: SlotLeas
     """Run the attempt to its single outcome.
 
     Blocks until everything it started is over. Each try gives its slot back at its end. Cancelled from outside, all of it
-    is wrapped up before Cancelled goes on, and there is no outcome.
+    is cleaned up before Cancelled goes on, and there is no outcome.
     """
     outcome: Outcome | None = None
     retry = context.settings.retry

@@ -2,6 +2,7 @@
 
 A settlement waits until it is on disk. A finished sample does not wait: it is written in the background, together with
 others, and a group that settles meanwhile makes its samples' records superfluous.
+See docs/decisions/0048-a-finished-sample-is-a-row.md.
 """
 
 from collections.abc import Mapping, Sequence

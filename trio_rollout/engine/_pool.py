@@ -1,6 +1,6 @@
 """The pool: pulls prompts, admits groups while slots are free, settles each attempt exactly once, drains.
 
-The nesting is the rule (decision 0030):
+The nesting is the rule (docs/decisions/0030-leaving-the-engine-is-one-phase.md):
 
     serve
     └─ beside                 notes why the servers are blocked, until every attempt is over

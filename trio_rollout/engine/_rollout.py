@@ -94,7 +94,7 @@ class RolloutHandle:
         Raises:
           RequestRejected: no server will take this request; ContextFull if the prompt alone fills the context.
           ServerError: the server answered with an error or with no answer. Both can be caught; uncaught they end the
-            attempt. An interrupted turn raises nothing: the attempt is cancelled.
+            try. An interrupted turn raises nothing: the try is cancelled.
         """
         self._refuse_if_over("generate")
         try:

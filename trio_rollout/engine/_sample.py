@@ -11,7 +11,6 @@ import trio
 
 from .._core.enums import Cause, Status
 from .._core.events import SampleFinished, SampleRetried
-from .._core.failures import Again
 from .._core.values import Prompt, Trajectory, copied
 from .._util.time import retry_wait_s, wait_s
 from .._util.user_code import ends_the_process
@@ -60,7 +59,7 @@ async def _run_try(attempt: Attempt, context: RolloutContext, index: int) -> flo
         if attempt.has_ended:
             await trio.lowlevel.checkpoint()  # raises Cancelled: the attempt's end is this sample's too
         verdict = attempt.settle_try(this, failed, settings.retry)
-    if not isinstance(verdict, Again):
+    if verdict is None:
         return None
     if context.instruments:
         context.instruments.emit(

@@ -17,7 +17,7 @@ from .._core.failure_log import ScorerTries
 from .._core.failures import cause_of, failure_of
 from .._core.scores import Score, require_alike, score_of, scores_of, shown
 from .._core.values import Group, Trajectory
-from .._util.time import retry_wait_s, wait_s
+from .._util.time import retried, retry_wait_s
 from .._util.user_code import ends_the_process
 from ..abc import Drop, Keep
 from ..errors import RewardError
@@ -112,21 +112,20 @@ async def _tried(
     """
     retry, seconds = context.settings.retry, context.settings.deadlines.reward
     tries = ScorerTries(retry)
-    while True:
-        try:
-            return accept(await _in_time(once, seconds, what))
-        except BaseException as error:  # noqa: ASYNC103  the boundary of user code, whatever class it raises
-            if ends_the_process(error):
-                raise
-            failure = failure_of(error, cause_of(error, retry.infrastructure))
-            counts = failure.cause.uses_attempt
-            backoff = tries.after(failure, counts=counts)
-            if (text := context.failures.text_for(work, failure)) is not None:
-                try_ = f"try {tries.used} of {retry.max_attempts}" if counts else "a try that does not count"
-                _LOGGER.warning("%s: %s failed: %s", what(), try_, text)
-            if backoff is None:
-                raise
-        await wait_s(retry_wait_s(backoff, retry=retry, rng=context.ports.random))
+
+    async def try_once() -> T:
+        return accept(await _in_time(once, seconds, what))
+
+    def wait_after(error: BaseException) -> float | None:
+        failure = failure_of(error, cause_of(error, retry.infrastructure))
+        counts = failure.cause.uses_attempt
+        backoff = tries.after(failure, counts=counts)
+        if (text := context.failures.text_for(work, failure)) is not None:
+            try_ = f"try {tries.used} of {retry.max_attempts}" if counts else "a try that does not count"
+            _LOGGER.warning("%s: %s failed: %s", what(), try_, text)
+        return None if backoff is None else retry_wait_s(backoff, retry=retry, rng=context.ports.random)
+
+    return await retried(try_once, wait_after)
 
 
 async def _in_time(once: Callable[[], Awaitable[object]], seconds: float | None, what: Callable[[], str]) -> object:

@@ -37,7 +37,10 @@ _AHEAD = 4
 
 
 class Phase(enum.IntEnum):
-    """The phase of an engine, on the way to its end. It only ever goes on to a later one (decision 0030)."""
+    """The phase of an engine, on the way to its end. It only ever goes on to a later one.
+
+    See docs/decisions/0030-leaving-the-engine-is-one-phase.md.
+    """
 
     RUNNING = 0
     """Prompts are pulled and groups are started."""
@@ -46,7 +49,7 @@ class Phase(enum.IntEnum):
     OVER = 2
     """Every attempt has ended and the unfinished groups have been given back. Ready groups can still be taken."""
     LEAVING = 3
-    """The engine's block is being left: every call raises EngineClosed, and what still runs is wrapped up."""
+    """The engine's block is being left: every call raises EngineClosed, and what still runs is cancelled."""
     CLOSED = 4
     """The block has been left: every task has ended, and what was unfinished or not taken has been given back."""
 

@@ -1,4 +1,7 @@
-"""The wake-ups of an engine's waiting tasks, one condition for each kind of waiter (decision 0032)."""
+"""The wake-ups of an engine's waiting tasks, one condition for each kind of waiter.
+
+See docs/decisions/0032-the-setters-of-the-state-wake-the-waiters.md.
+"""
 
 from typing import final
 

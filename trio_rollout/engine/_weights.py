@@ -2,9 +2,9 @@
 
 1. Close the gate: nothing new is sent, and the clocks of turns stand still.
 2. Pause every server.
-3. ABORT: wait for the engine's calls, which the servers abort, and cancel the attempts that still sample (decision 0002);
-   with ``partial`` only the calls that did not come back. RETRACT and IN_PLACE: running requests stay. An evaluation never
-   mixes versions: its attempts that still sample restart in every mode.
+3. ABORT: wait for the engine's calls, which the servers abort, and cancel the tries that still sample
+   (docs/decisions/0002-abort-window-spares-finished-sampling.md); with ``partial`` only the calls that did not come back. RETRACT and IN_PLACE: running requests stay. An evaluation never
+   mixes versions: its tries that still sample restart in every mode.
 4. Run the caller's body.
 5. Read each server's version.
 6. Resume every server that may have been paused, whatever was raised.
