@@ -66,6 +66,7 @@ class Source(Protocol):
         Called whenever rollouts can be started. May block until there is a prompt; the drain cancels it. Cancelled, it
         must have taken nothing. After an empty answer it is called again only after a ``give_back``.
         """
+        ...
 
     async def give_back(self, prompts: Sequence[Prompt]) -> None:
         """Accept prompts that were taken and not finished; later calls of ``take`` return them first.
@@ -79,6 +80,7 @@ class Source(Protocol):
 
         Called after each ``take`` of a run with a ledger, and written in the same transaction as the prompts.
         """
+        ...
 
     def restore(self, state: Mapping[str, object]) -> None:
         """Continue from a position that ``state`` returned. Called before the first ``take``, if the ledger has one.
@@ -110,6 +112,7 @@ class Session(Protocol):
 
     def trajectory(self, *, status: Status | None = None) -> Trajectory:
         """Return what was recorded. Call it after the session was closed."""
+        ...
 
 
 class Rollout(Protocol):
@@ -122,18 +125,22 @@ class Rollout(Protocol):
     @property
     def attempt(self) -> int:
         """Number of this attempt at the group, from 1."""
+        ...
 
     @property
     def index(self) -> int:
         """Place of this rollout in its group, from 0."""
+        ...
 
     @property
     def deadline(self) -> float:
         """The time at which this rollout is cancelled, on ``trio.current_time()``'s clock; ``inf`` for no deadline."""
+        ...
 
     @property
     def weight_version(self) -> int:
         """The engine's newest weight version."""
+        ...
 
     @property
     def input(self) -> ModelInput:
@@ -142,6 +149,7 @@ class Rollout(Protocol):
         Raises:
           RequestRejected: the prompt's fault; see ``InferenceServers.encode``.
         """
+        ...
 
     async def generate(
         self,
@@ -161,16 +169,20 @@ class Rollout(Protocol):
           RequestRejected: the request's fault: no server accepts it.
           ServerError: the server's fault.
         """
+        ...
 
     def session(self, *, sampling: SamplingParams | None = None) -> AbstractAsyncContextManager[Session]:
         """Open a session for an agent that speaks OpenAI or Anthropic over HTTP. Needs the engine's ``gateway``."""
+        ...
 
     @property
     def tools(self) -> "RolloutTools":
         """Commands, exec sessions and sandboxes. Their processes end, and are reaped, with the generate function."""
+        ...
 
     def finish(self, turns: Sequence[Turn], *, status: Status | None = None) -> Trajectory:
         """Return the trajectory of these turns; the status follows the last turn's stop unless given."""
+        ...
 
 
 class Generate(Protocol):
@@ -186,6 +198,7 @@ class Generate(Protocol):
         An exception is the user's fault and uses up one of ``Retry.max_attempts``, and so does a result that is no
         finished trajectory. ServerLost is free; RequestRejected sets the group aside at once.
         """
+        ...
 
 
 class Reward(Protocol):
@@ -200,6 +213,7 @@ class Reward(Protocol):
         ``Retry.max_attempts`` times in all, but not after two failures alike. ``errors.InfrastructureError`` and what
         ``Retry.infrastructure`` names cost no try.
         """
+        ...
 
 
 class GroupReward(Protocol):
@@ -210,6 +224,7 @@ class GroupReward(Protocol):
 
         Called by the engine when all rollouts of a group are finished, before the filter; otherwise like ``Reward``.
         """
+        ...
 
 
 class GroupFilter(Protocol):
@@ -220,6 +235,7 @@ class GroupFilter(Protocol):
 
         Called by the engine when a group has its rewards; otherwise like ``Reward``.
         """
+        ...
 
 
 class InferenceServers(Protocol):
@@ -232,6 +248,7 @@ class InferenceServers(Protocol):
 
     def under(self, deadlines: Deadlines) -> "InferenceServers":
         """Return the same servers, with these budgets for aborts and control calls. Called once, by the engine."""
+        ...
 
     def encode(self, prompt: Prompt) -> ModelInput:
         """Return the prompt as ``generate`` takes it. Called by ``rollout.input``.
@@ -239,6 +256,7 @@ class InferenceServers(Protocol):
         Raises:
           RequestRejected: the prompt's fault: messages without a tokenizer, or an id outside the vocabulary.
         """
+        ...
 
     async def generate(
         self,
@@ -267,6 +285,7 @@ class InferenceServers(Protocol):
           ServerLost: the server was lost with the request; ``tokens`` has what a stream had brought until then.
           ServerError: the server's fault, any other failure.
         """
+        ...
 
     async def pause(self, mode: PauseMode) -> None:
         """Pause every server. Called when a weight update begins; ``resume`` follows in any case.
@@ -293,6 +312,7 @@ class InferenceServers(Protocol):
         Called when the engine is opened, and after the body of each weight update. Blocks until all have answered, within
         the control budget; a server that does not answer is left out. Cancelled, nothing has changed.
         """
+        ...
 
     def require_version(self, version: int) -> None:
         """Send requests only to servers that report this version, or have never reported one.
@@ -310,6 +330,7 @@ class InferenceServers(Protocol):
 
     def statistics(self) -> ServerStatistics:
         """Return the counts of this moment. Called by ``engine.statistics()``."""
+        ...
 
 
 class ServerControl(Protocol):
@@ -334,6 +355,7 @@ class ServerControl(Protocol):
 
     async def health(self) -> Mapping[str, bool]:
         """Return for each server, by URL, if it answers that it is ready."""
+        ...
 
 
 class Gateway(Protocol):
@@ -346,6 +368,7 @@ class Gateway(Protocol):
 
         Entering and leaving are the session's beginning and its ``close``; an exception counts as the generate function's.
         """
+        ...
 
 
 class Ledger(Protocol):
@@ -359,6 +382,7 @@ class Ledger(Protocol):
         Raises:
           LedgerError: it belongs to another run, is of a newer format, or is in use. The engine is not opened.
         """
+        ...
 
     async def record(self, events: Sequence[LedgerEvent]) -> None:
         """Write these events in one transaction.

@@ -37,6 +37,7 @@ class AsyncioClient(Protocol):
 
     def __call__(self, method: str, url: str, headers: Mapping[str, str], body: bytes, /) -> Awaitable[Answer]:
         """Send the request, on the bridge's loop. Must have no timeout. Any exception counts as a broken connection."""
+        ...
 
 
 @final

@@ -87,6 +87,7 @@ class AsyncioGenerateFunction(Protocol):
 
     def __call__(self, prompt: Prompt, rollout: AsyncioRollout, /) -> Awaitable[Trajectory]:
         """Run one rollout of ``prompt``."""
+        ...
 
 
 @final

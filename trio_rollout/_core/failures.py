@@ -121,7 +121,7 @@ def _traceback_of(error: BaseException) -> str:
     except KeyboardInterrupt:
         raise
     except BaseException:  # noqa: BLE001, ASYNC103  the user's __str__, or __notes__
-        return "".join(traceback.format_tb(error.__traceback__))
+        return "".join(traceback.format_tb(error.__traceback__))  # noqa: ASYNC104  a real cancellation was raised again above
 
 
 @attrs.frozen(kw_only=True)

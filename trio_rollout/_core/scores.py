@@ -94,7 +94,8 @@ def _as_float(value: Any) -> float | None:
     if callable(item) and not isinstance(value, type):
         value = item()  # of an array or tensor with more than one element, this raises
     is_number = not isinstance(value, (*_TEXT, type)) and (hasattr(value, "__float__") or hasattr(value, "__index__"))
-    return float(value) if is_number else None
+    number: Any = value
+    return float(number) if is_number else None
 
 
 def _listed(values: Any) -> Sequence[object] | None:

@@ -106,7 +106,7 @@ class InThread(Generic[T, R]):
             raise
         except BaseException as error:  # noqa: ASYNC103  no cancellation: this is not Trio's thread
             name, raised = scorer_name(self._fn), type(error).__qualname__
-            raise RewardError(f"{name} raised {raised}: {words_of(error)}", raised=classes_of(error)) from error
+            raise RewardError(f"{name} raised {raised}: {words_of(error)}", raised=classes_of(error)) from error  # noqa: ASYNC104  a real cancellation was raised again above
 
 
 def scorer_name(fn: object) -> str:

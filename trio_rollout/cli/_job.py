@@ -252,7 +252,7 @@ def _module(name: str, spec: str) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a module may exit or raise any class; its exit status is not this command's
-        raise click.BadParameter(f"{spec!r}: importing {name!r} failed: {type(error).__name__}: {error}") from error
+        raise click.BadParameter(f"{spec!r}: importing {name!r} failed: {type(error).__name__}: {error}") from error  # noqa: ASYNC104  a real cancellation was raised again above
 
 
 def is_async(function: AnyCallable) -> bool:

@@ -102,7 +102,7 @@ class Pool:
                 if ends_the_process(error):
                     raise
                 state.failure.fail(_source_failed(error))
-                return
+                return  # noqa: ASYNC104  a real cancellation was raised again above
 
     async def _pull_some(self, count: int) -> None:
         state = self.state
@@ -290,7 +290,7 @@ class Pool:
                 if ends_the_process(error):
                     raise
                 state.failure.fail(_source_failed(error))
-                return
+                return  # noqa: ASYNC104  a real cancellation was raised again above
             for entry in entries:
                 state.book.apply(entry, Event.RETURN)
                 state.tally.drop(Cause.SHUTDOWN, entry.samples.kept_tokens)

@@ -87,7 +87,7 @@ async def _scored_rollout(this: SampleTry, context: RolloutContext) -> None:
         if ends_the_process(error):
             raise
         this.fail(error, context.settings.retry, unscored=trajectory)
-        return
+        return  # noqa: ASYNC104  a real cancellation was raised again above
     # The trainer gets the source's own prompt, whatever user code did to the copy it was given.
     trajectory = copied(trajectory, Trajectory, {"prompt": this.attempt.prompt, "reward": reward})
     if this.claim(trajectory) and context.instruments:

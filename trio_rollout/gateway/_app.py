@@ -180,8 +180,8 @@ class _Endpoint:
             if not isinstance(error, Refusal | SessionClosed):
                 _LOGGER.warning("a request was refused with %s", refusal.status, exc_info=error)
             if not exchange.started:
-                await exchange.skip_body(seconds=self.app.settings.body_seconds)
-                await exchange.refuse(refusal, protocol)
+                await exchange.skip_body(seconds=self.app.settings.body_seconds)  # noqa: ASYNC102  a real cancellation was raised again above, or the call shields and bounds itself
+                await exchange.refuse(refusal, protocol)  # noqa: ASYNC102  a real cancellation was raised again above, or the call shields and bounds itself
 
     def _refuse_if_busy(self) -> None:
         most = self.app.settings.max_requests

@@ -204,14 +204,14 @@ class Generation:
                 return await exchange.receive()
             except trio.Cancelled:
                 call.unwatch()
-                await leave(self.fleet, server, call.rid, exchange, abort_s=self.abort_s)
+                await leave(self.fleet, server, call.rid, exchange, abort_s=self.abort_s)  # noqa: ASYNC102  a real cancellation was raised again above, or the call shields and bounds itself
                 self._count_late(call, exchange.response)
                 raise
             finally:
                 server.sent -= 1
         except ConnectionBroken as error:
             if exchange.sent or error.answered:
-                await abort_once(server, call.rid, abort_s=self.abort_s)
+                await abort_once(server, call.rid, abort_s=self.abort_s)  # noqa: ASYNC120  the call shields and bounds itself
             if exchange.reused and not error.answered:
                 return None
             raise call.lost(str(error)) from error

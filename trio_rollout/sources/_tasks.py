@@ -184,7 +184,7 @@ class TaskScorer:
             if ends_the_process(error):
                 raise
             self._require_working_verifier(entry)
-            return 0.0
+            return 0.0  # noqa: ASYNC104  a real cancellation was raised again above
 
     def remember(self, index: int, entry: dict[str, Any]) -> None:
         """Keep a generated entry for the scoring; drop the oldest of too many."""
@@ -219,7 +219,7 @@ class TaskScorer:
         except BaseException as error:  # noqa: ASYNC103  as above
             if ends_the_process(error):
                 raise
-            raise RewardError(f"the verifier of {self.name!r} fails on its own answer: {error!r}") from error
+            raise RewardError(f"the verifier of {self.name!r} fails on its own answer: {error!r}") from error  # noqa: ASYNC104  a real cancellation was raised again above
 
 
 def _answer_in(text: str) -> str:

@@ -167,9 +167,10 @@ class App:
     model_path: str
     """The folder that the server names as its model. A weight update from disk changes it, as in SGLang."""
     healthy: bool = True
-    _routes: Mapping[str, tuple[frozenset[str], Handler]] = attrs.field(init=False)
+    _routes: Mapping[str, tuple[frozenset[str], Handler]] = attrs.field(
+        init=False, default=attrs.Factory(lambda app: app._table(), takes_self=True)
+    )
 
-    @_routes.default
     def _table(self) -> Mapping[str, tuple[frozenset[str], Handler]]:
         return {
             "/generate": (frozenset({"POST", "PUT"}), self.generate),

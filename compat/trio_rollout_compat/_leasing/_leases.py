@@ -53,6 +53,7 @@ class Worker(Protocol):
     @property
     def name(self) -> str:
         """The node's name in messages."""
+        ...
 
     async def run(self, lease: Lease) -> Settled:
         """Run a group on the node and return its outcome. Blocks until then.
@@ -62,12 +63,14 @@ class Worker(Protocol):
         Raises:
           ServerLost: the node is gone, and the lease with it.
         """
+        ...
 
     def revoke(self, lease: Lease) -> None:
         """Tell the node that the result is no longer wanted, so that its ``run`` ends soon. Does not block."""
 
     async def returned(self, holder: str) -> bool:
         """Wait until the node can be used; return False if it is gone for good. Called at the start and after ServerLost."""
+        ...
 
 
 @final

@@ -48,6 +48,7 @@ class Backend(Protocol):
 
     def __call__(self) -> AbstractAsyncContextManager[RunningLoop]:
         """Return the scope in which the loop runs, or in which it is borrowed."""
+        ...
 
 
 @attrs.frozen

@@ -47,6 +47,7 @@ class CallOwner(Protocol):
 
     def guarded(self, coro: Coroutine[Any, Any, Any], call: "Call") -> Coroutine[Any, Any, Any]:
         """Return the coroutine, wrapped such that it cannot end the loop."""
+        ...
 
 
 @final

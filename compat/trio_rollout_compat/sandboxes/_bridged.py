@@ -28,6 +28,7 @@ class SlimeSandbox(Protocol):
 
     async def __aenter__(self) -> Self:
         """Make the sandbox."""
+        ...
 
     async def __aexit__(self, *_error: object) -> None:
         """Destroy the sandbox."""
@@ -43,12 +44,14 @@ class SlimeSandbox(Protocol):
         idempotent: bool,
     ) -> tuple[int, str, str]:
         """Run a line and return exit code, stdout, stderr."""
+        ...
 
     async def write_file(self, path: str, content: str | bytes | Path, *, user: str) -> None:
         """Write a file."""
 
     async def read_file(self, path: str, *, user: str) -> str:
         """Return a file's text."""
+        ...
 
 
 def never_ran(error: Exception) -> bool:
