@@ -56,6 +56,12 @@ async def world(count=6, *, plan=None, source=None, servers=None, generate=None,
         yield World(engine, servers, source)
     after = engine.statistics()
     assert is_conserved(after), after
+    tokens = after.tokens
+    counts = (tokens.in_flight, tokens.kept, tokens.delivered, tokens.filtered, tokens.wasted_total)
+    assert tokens.in_flight == 0
+    assert min(counts) >= 0, tokens
+    if "ledger" not in arguments:  # a ledger may remember tokens of an earlier run
+        assert sum(counts) == after.generated_tokens, after
     assert servers.running == 0
     assert after.running_rollouts == 0
 

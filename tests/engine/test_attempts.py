@@ -97,6 +97,22 @@ async def test_the_deadline_of_a_try_is_not_taken_for_a_window_that_comes_later(
         assert this.failed.cause is Cause.DEADLINE
 
 
+async def test_a_try_that_failed_makes_its_group_no_older():
+    """What it sampled is gone: the group is as old as the tries under way and what is finished."""
+    it = attempt()
+    with it.trying(0, None) as this:
+        this.begin(3)
+        this.fail(ValueError("no"), Retry())
+        it.settle_try(this, this.failed, Retry())
+    assert it.begun is None
+    with it.trying(0, None) as this, it.trying(1, None) as sibling:
+        sibling.begin(5)
+        this.begin(4)
+        this.fail(ValueError("no"), Retry())
+        it.settle_try(this, this.failed, Retry())
+        assert it.begun == 5
+
+
 async def test_a_retry_starts_from_the_untouched_prompt():
     """User code's changes of its prompt and metadata show in no later attempt and in no delivered group."""
     seen = []

@@ -291,6 +291,23 @@ async def test_a_sample_that_is_tried_again_comes_before_groups_that_have_not_st
     assert order[:3] == ["p0", "p1", "p0"], "while it rested, the next group had its slot"
 
 
+async def test_a_sample_that_waits_gets_the_next_slot_however_the_tasks_are_scheduled():
+    """Every third sample fails once. Until it runs again, only those start that find a slot while it rests."""
+    order = []
+
+    def plan(number, prompt):
+        name = int(prompt[2]) - 3
+        order.append(name)
+        return Fail(ValueError("once"), 1.0) if name % 3 == 0 and order.count(name) == 1 else Say(seconds=5)
+
+    fast = Retry(backoff_base=0.5, jitter=0.0)
+    async with world(24, plan=plan, samples_per_prompt=1, max_running=2, max_ready=24, retry=fast) as w:
+        await take_all(w.engine, 1)
+
+    first = {name: order.index(name) for name in range(0, 24, 3)}
+    assert all(order.index(name, at + 1) - at <= 3 for name, at in first.items()), order
+
+
 async def test_each_finished_rollout_frees_its_slot_at_once():
     """The long rollout of the first group does not keep the slot of its short sibling."""
     async with world(3, plan=lambda n, _: Say(seconds=100 if n == 0 else 1), max_running=3) as w:

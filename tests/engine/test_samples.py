@@ -140,6 +140,7 @@ async def test_a_sample_that_failed_for_good_ends_its_siblings_and_the_group():
     plan = lambda n, prompt: HANG if prompt[2] == 3 else Say()
     async with world(2, generate=generate, plan=plan) as w:
         assert await take_all(w.engine) == []
+        assert trio.current_time() < 10, "the sibling that hangs was ended"
         reports = w.engine.quarantined()
     assert {report.cause for report in reports} == {Cause.ERROR}
     assert all("always" in report.error.message for report in reports)
@@ -175,6 +176,16 @@ async def test_the_groups_deadline_keeps_the_finished_samples_and_runs_only_the_
     assert group.attempt == 2
 
 
+async def test_each_deadline_of_the_group_is_a_try_of_its_unfinished_samples():
+    plan = lambda n, _: Say() if n == 0 else HANG
+    async with world(1, plan=plan, deadlines={"group": 20}, retry=Retry(max_attempts=3, backoff_base=0)) as w:
+        with trio.fail_after(100):
+            assert await take_all(w.engine) == []
+        (report,) = w.engine.quarantined()
+        assert w.servers.calls == 4, "one that finished, and three tries of the other"
+    assert (report.cause, report.attempts) == (Cause.DEADLINE, 3)
+
+
 async def test_a_weight_update_restarts_what_samples_and_keeps_what_is_finished():
     calls = []
     plan = lambda n, _: Say(seconds=1 if n == 0 else 60)
@@ -197,14 +208,18 @@ async def test_a_group_of_mixed_versions_is_bounded_by_spread():
         async with w.engine.weight_update(version=1):
             w.servers.version = 1
         (group,) = await take_all(w.engine)
+        assert w.engine.statistics().tokens.wasted == {Cause.STALE: 4}
     assert len(calls) == 4
     assert (group.oldest_version, group.newest_version) == (1, 1)
 
 
-async def test_input_that_no_server_takes_ends_the_group_at_once():
+@pytest.mark.parametrize("min_samples", [None, 1])
+async def test_input_that_no_server_takes_ends_the_group_at_once(min_samples):
+    """No sibling can differ, so none may make the group complete."""
     plan = lambda n, _: Fail(RequestRejected("too long", status=400), seconds=1) if n == 0 else HANG
-    async with world(1, plan=plan) as w:
+    async with world(1, plan=plan, min_samples=min_samples) as w:
         assert await take_all(w.engine) == []
+        assert trio.current_time() < 10
         (report,) = w.engine.quarantined()
     assert "too long" in report.error.message
 

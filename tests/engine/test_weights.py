@@ -39,6 +39,22 @@ async def test_abort_restarts_what_is_sampling_without_using_up_an_attempt():
     assert all(row.segments[0].response_length == 8 for group in groups for row in group.trajectories)
 
 
+async def test_abort_spares_a_sample_that_is_only_being_scored():
+    """It has all its tokens (decision 0002)."""
+
+    async def judge(trajectory):
+        await trio.sleep(20)
+        return 1.0
+
+    async with world(1, reward=judge) as w:
+        await trio.sleep(10)
+        async with w.engine.weight_update(version=1, mode=PauseMode.ABORT):
+            w.servers.set_version(1)
+        (group,) = await take_all(w.engine)
+        assert w.servers.calls == 2
+    assert (group.oldest_version, group.newest_version) == (0, 0)
+
+
 @pytest.mark.parametrize("mode", [PauseMode.RETRACT, PauseMode.IN_PLACE])
 async def test_other_modes_keep_requests_running_and_only_split_their_spans(mode):
     async with world(2, plan=lambda *_: Say(tokens=8, seconds=8)) as w:
