@@ -4,7 +4,7 @@
 PYTHON ?= python3.11
 PYTEST_ARGS ?=
 BIN := .venv/bin
-CODE := $(wildcard trio_rollout compat tests examples benchmarks hatch_build.py .ci/run docs/make_pictures.py)
+CODE := $(wildcard trio_rollout compat tests examples benchmarks hatch_build.py .ci/ci.py docs/make_pictures.py)
 COMPILED := hatch_build.py $(wildcard trio_rollout/sglang/_wire/*.[ch])
 
 .PHONY: setup demo test soak bench bench-full mutate test-kill check pictures format setup-sglang test-sglang setup-agents test-agents setup-ray test-ray

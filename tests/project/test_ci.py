@@ -18,7 +18,7 @@ GREEN = {"setup": "true", "check": "true", "test": f"echo '{CLOSING}'"}
 @pytest.fixture
 def ci() -> ModuleType:
     """The script as a module."""
-    loader = importlib.machinery.SourceFileLoader("ci_run", str(ROOT / ".ci" / "run"))
+    loader = importlib.machinery.SourceFileLoader("ci_run", str(ROOT / ".ci" / "ci.py"))
     spec = importlib.util.spec_from_loader("ci_run", loader)
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
@@ -167,10 +167,10 @@ def test_a_shallow_clone_and_a_folder_without_git_count_as_unchanged(ci, reposit
 
 def test_the_script_runs_as_a_program(tmp_path):
     (tmp_path / ".ci").mkdir()
-    (tmp_path / ".ci" / "run").write_bytes((ROOT / ".ci" / "run").read_bytes())
-    (tmp_path / ".ci" / "run").chmod(0o755)
+    for name in ("run", "ci.py"):
+        (tmp_path / ".ci" / name).write_bytes((ROOT / ".ci" / name).read_bytes())
     (tmp_path / "Makefile").write_text("setup:\n\t@true\ncheck:\n\t@exit 3\ntest:\n\t@true\n")
-    done = subprocess.run([tmp_path / ".ci" / "run"], capture_output=True, text=True, check=False)
+    done = subprocess.run(["bash", tmp_path / ".ci" / "run"], capture_output=True, text=True, check=False)
 
     assert done.returncode == 1, done.stderr
     assert "check: ran, FAILED" in done.stdout
