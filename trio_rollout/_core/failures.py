@@ -138,12 +138,13 @@ _NO_WAIT: Final = frozenset({Cause.WEIGHT_UPDATE, Cause.STALE, Cause.SHUTDOWN, C
 
 
 def after_failure(
-    cause: Cause, *, permanent: bool, attempts: int, unpenalized: int, new_tokens: int, retry: Retry
+    cause: Cause, *, permanent: bool, attempts: int, unpenalized: int, new_tokens: int, retry: Retry, tries: int = 0
 ) -> Again | None:
     """Decide on a sample whose try has just ended without a result: another try, or None if the sample failed for good.
 
     ``attempts`` and ``unpenalized`` are the counts before this try. ``permanent``: no other try can end differently (bad
     input). ``new_tokens`` is the number of tokens that this try sampled: an unpenalized try counts only if there are none.
+    ``tries`` is the number of all tries so far.
     """
     if permanent:
         return None
@@ -153,7 +154,10 @@ def after_failure(
     unpenalized = 0 if new_tokens else unpenalized + 1
     if unpenalized > retry.max_free:
         return None
-    return Again(attempts=attempts, unpenalized=unpenalized, backoff=0 if cause in _NO_WAIT else min(unpenalized, 8))
+    # Infrastructure that fails after a good turn each time must not be tried in a tight loop either.
+    least = tries if cause is Cause.INFRASTRUCTURE else 0
+    backoff = 0 if cause in _NO_WAIT else min(max(least, unpenalized), 8)
+    return Again(attempts=attempts, unpenalized=unpenalized, backoff=backoff)
 
 
 @attrs.define(eq=False)

@@ -15,6 +15,7 @@ from typing import final
 
 import attrs
 
+from .enums import Cause
 from .lifecycle import IllegalTransition
 from .settings import Staleness
 from .values import Failure, Trajectory
@@ -112,16 +113,23 @@ class Samples:
         return cls(tuple(Sample() for _ in range(count)))
 
     @classmethod
-    def recovered(cls, count: int, kept: Sequence[Trajectory], counts: Sequence[SampleCounts]) -> "Samples":
-        """Return the samples of a group as a ledger remembers them: ``kept`` are finished, all others are missing.
+    def recovered(
+        cls, count: int, kept: Sequence[Trajectory], counts: Sequence[SampleCounts], max_attempts: float = math.inf
+    ) -> "Samples":
+        """Return the samples of a group as a ledger remembers them: ``kept`` are finished, the others are missing.
 
-        ``counts`` has the tries of each sample by index, or is empty if none was ever tried in vain.
+        ``counts`` has the tries of each sample by index, or is empty if none was ever tried in vain. A sample with
+        ``max_attempts`` of them had failed for good, and stays so.
         """
         samples = tuple(Sample(counts=each) for each in (counts or [SampleCounts()] * count))
         for trajectory in kept:
             samples[trajectory.index].state = SampleState.FINISHED
             samples[trajectory.index].trajectory = trajectory
             samples[trajectory.index].tokens = sum(int(segment.loss_mask.sum()) for segment in trajectory.segments)
+        for sample in samples:
+            if sample.state is SampleState.MISSING and sample.counts.attempts >= max_attempts:
+                sample.state = SampleState.FAILED
+                sample.failure = Failure(cause=Cause.ERROR, type="", message="its tries were used up before a restart")
         return cls(samples)
 
     def count(self, state: SampleState) -> int:
@@ -201,9 +209,11 @@ class Samples:
             self._samples[index].counts = counts
 
     def drop(self, index: int) -> None:
-        """Forget a finished sample: it is to be sampled again."""
+        """Forget a finished sample: it is to be sampled again. Its tokens were in vain, like those of an unpenalized try."""
         self._apply(index, SampleEvent.DROP)
-        self._samples[index].trajectory = None
+        sample = self._samples[index]
+        sample.trajectory = None
+        sample.counts = attrs.evolve(sample.counts, unpenalized=sample.counts.unpenalized + 1)
 
     def stale(self, staleness: Staleness, version: int) -> tuple[int, ...]:
         """Return the finished samples that the settings refuse while the newest weights are of this version, by index.

@@ -17,7 +17,7 @@ import trio
 from .._core.enums import Cause
 from .._core.failures import Again, after_failure, cause_of, failure_of, leaves_of
 from .._core.ledger_events import SampleKept, SamplesDropped, SamplesTried
-from .._core.samples import SampleCounts, Samples
+from .._core.samples import SampleCounts, Samples, SampleState
 from .._core.settings import Retry
 from .._core.tally import Tally
 from .._core.values import Failure, Group, GroupId, Prompt, Trajectory
@@ -122,6 +122,8 @@ class SampleTry:
         """Note that a turn brought so many tokens."""
         self.new_tokens += tokens
         self.attempt.tally.sample(tokens)
+        if self.attempt.tries.get(self.index) is not self:  # a call in a nursery of user code that outlived the try
+            self.attempt.tally.lose(self.cause or Cause.ERROR, tokens)
 
     def begin(self, version: int) -> None:
         """Note the weight version that its first request is sent under."""
@@ -232,6 +234,15 @@ class Attempt:
         """True if nothing has ended it but its deadline."""
         return not self.has_ended and self._deadline_passed()
 
+    @property
+    def is_held_up(self) -> bool:
+        """True while an unfinished sample rests, or its tries have failed."""
+        return any(
+            sample.state is SampleState.RESTING
+            or (sample.state is SampleState.RUNNING and (sample.counts.attempts or sample.counts.unpenalized))
+            for sample in self.samples
+        )
+
     def note_begun(self, version: int) -> None:
         """Note that a request of this weight version is sent."""
         if self.begun is None or version < self.begun:
@@ -291,16 +302,20 @@ class Attempt:
             unpenalized=counts.unpenalized + this.empty_continuations,
             new_tokens=this.new_tokens,
             retry=retry,
+            tries=counts.tries,
         )
         if verdict is not None:
             self.samples.rest(this.index, _counted(counts, verdict))
             self.tally.retries[failed.cause] += 1
-            this.begun = None
-            self.note_oldest()
-            if self.recorder is not None:
-                self.recorder.note(SamplesTried(id=self.id, samples=tuple(sample.counts for sample in self.samples)))
+        else:
+            counts = attrs.evolve(counts, attempts=max(counts.attempts, retry.max_attempts))
+            self.samples.fail(this.index, failed.failure, counts, failed.unscored)
+        this.begun = None
+        self.note_oldest()
+        if self.recorder is not None:
+            self.recorder.note(SamplesTried(id=self.id, samples=tuple(sample.counts for sample in self.samples)))
+        if verdict is not None:
             return verdict
-        self.samples.fail(this.index, failed.failure, counts, failed.unscored)
         if not self.samples.can_complete(self.min_samples):
             self.cancel(failed.cause, failed.failure.message, failure=failed.failure, permanent=True, sample=this.index)
         return None
@@ -347,10 +362,14 @@ class Attempt:
         return self._end
 
     def stop_samples(self, cause: Cause, failure: Failure, retry: Retry) -> None:
-        """End what is not finished with the attempt. The group's deadline counts as one try of each such sample."""
+        """End what is not finished with the attempt. The group's deadline counts as one try of each such sample.
+
+        A sample that rests because something else than itself failed is not charged.
+        """
         for index in self.samples.unfinished():
-            counts = self.samples[index].counts
-            if cause is not Cause.DEADLINE:
+            sample = self.samples[index]
+            counts = sample.counts
+            if cause is not Cause.DEADLINE or (sample.state is SampleState.RESTING and counts.unpenalized):
                 self.samples.stop(index)
                 continue
             verdict = after_failure(

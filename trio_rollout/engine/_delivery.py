@@ -107,12 +107,13 @@ class Delivery:
     async def _recycle(self, stale: Sequence[Entry]) -> None:
         """Requeue groups that are too old for the trainer that would get them now."""
         state, instruments = self.state, self.state.context.instruments
+        settings, version = state.context.settings.staleness, state.context.gate.version
+        dropped = {entry: entry.samples.stale(settings, version) for entry in stale}
+        await state.ledger.write(*(event for entry in stale for event in _requeued(entry, dropped[entry])))
         for entry in stale:
-            for index in entry.samples.stale(state.context.settings.staleness, state.context.gate.version):
+            for index in dropped[entry]:
                 state.tally.drop(Cause.STALE, entry.samples[index].tokens)
                 entry.samples.drop(index)
-        await state.ledger.write(*(event for entry in stale for event in _requeued(entry)))
-        for entry in stale:
             state.book.recycle(entry)
             instruments.emit(GroupRequeued(id=entry.id, attempt=entry.attempt, cause=Cause.STALE, error=None))
             if state.staleness.has_starved(entry):
@@ -209,9 +210,10 @@ def _ready_entry(group: Group) -> Entry:
     )
 
 
-def _requeued(entry: Entry) -> Iterator[LedgerEvent]:
-    """The group waits again, with those of its samples that are still fresh enough."""
+def _requeued(entry: Entry, dropped: Sequence[int]) -> Iterator[LedgerEvent]:
+    """Yield the events of a group that waits again, with those of its samples that are still fresh enough."""
     counts = tuple(sample.counts for sample in entry.samples)
     yield Requeued(id=entry.id, attempt=entry.attempt, cause=Cause.STALE, attempts=0, unpenalized=0, samples=counts)
     for trajectory in entry.samples.kept():
-        yield SampleKept(id=entry.id, attempt=entry.attempt, trajectory=trajectory)
+        if trajectory.index not in dropped:
+            yield SampleKept(id=entry.id, attempt=entry.attempt, trajectory=trajectory)

@@ -11,6 +11,7 @@ import trio
 
 from .._core.enums import Status, Stop
 from .._core.samples import Samples
+from .._core.settings import Staleness
 from .._core.values import Group, GroupId, MissingSample, Prompt, Trajectory
 from .._util.time import retry_wait_s, wait_s
 from .._util.user_code import ends_the_process
@@ -106,7 +107,7 @@ class Evaluation:
                 )
                 self._groups[prompt.group_id] = self._whole(kept)
                 return
-            backoff = max(sample.counts.attempts for sample in samples) if outcome.cause.uses_attempt else 0
+            backoff = max(1, *(sample.counts.attempts for sample in samples)) if outcome.cause.uses_attempt else 0
             await wait_s(retry_wait_s(backoff, retry=retry, rng=self.context.ports.random))
 
     async def _attempt(self, prompt: Prompt, number: int, samples: Samples) -> Outcome:
@@ -147,6 +148,7 @@ def evaluation_context(context: RolloutContext, generate: Generate | None, sampl
         samples_per_prompt=samples,
         partial=False,
         min_samples=None,
+        staleness=Staleness(),
         max_running=max(context.settings.max_running, samples),
     )
     return attrs.evolve(

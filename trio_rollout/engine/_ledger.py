@@ -6,9 +6,11 @@ See docs/decisions/0048-a-finished-sample-is-a-row.md.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NoReturn, final
 
 import attrs
+import trio
 
 from .._core.enums import Cause
 from .._core.failures import failure_of
@@ -156,12 +158,19 @@ class SampleRecorder:
     _ledger: LedgerWriter
     _pending: dict[GroupId, list[SampleKept | SamplesDropped | SamplesTried]] = attrs.field(factory=dict, init=False)
     _changed: Condition = attrs.field(factory=Condition, init=False)
+    _writing: trio.Lock = attrs.field(factory=trio.Lock, init=False)
+    """Held while samples are written: a flush returns only when what was taken before it is on disk, too."""
 
     def note(self, event: SampleKept | SamplesDropped | SamplesTried) -> None:
         """Have this written soon."""
         if self._ledger.keeps_groups:
             self._pending.setdefault(event.id, []).append(event)
             self._changed.notify()
+
+    def forget_tries(self, group: GroupId) -> None:
+        """Write no tries of this group that were noted before: a newer count is about to be written."""
+        if group in self._pending:
+            self._pending[group] = [event for event in self._pending[group] if not isinstance(event, SamplesTried)]
 
     def forget(self, group: GroupId) -> None:
         """Write nothing more of this group: it is about to settle."""
@@ -180,11 +189,10 @@ class SampleRecorder:
         A failure of the ledger is the engine's, and is not raised here. A sample that can't be stored is left out: its
         group's settlement says so.
         """
-        pending, self._pending = self._pending, {}
-        try:
-            await self._write([event for events in pending.values() for event in events])
-        except LedgerError:
-            return
+        async with self._writing:
+            pending, self._pending = self._pending, {}
+            with suppress(LedgerError):
+                await self._write([event for events in pending.values() for event in events])
 
     async def _write(self, events: Sequence[LedgerEvent]) -> None:
         if not events:

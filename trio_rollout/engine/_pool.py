@@ -17,6 +17,7 @@ Requeued groups join the queue at its end: behind what was waiting, before what 
 """
 
 import logging
+from collections.abc import Sequence
 from typing import final
 
 import attrs
@@ -29,7 +30,7 @@ from .._core.events import GroupFiltered, GroupQuarantined, GroupReady, GroupReq
 from .._core.failures import failure_of, words_of
 from .._core.ledger_events import Filtered, Quarantined, Ready, Requeued
 from .._core.lifecycle import Event, State
-from .._core.values import Prompt, QuarantineReport
+from .._core.values import Prompt, QuarantineReport, Trajectory
 from .._util.time import retry_wait_s, wait_s
 from .._util.user_code import ends_the_process
 from ..errors import DataRefused, LedgerError, RolloutError, SourceError
@@ -162,7 +163,7 @@ class Pool:
             return await self._settle_as(outcome, entry, attempt)
         except DataRefused as error:  # user code put something into it that no other try would leave out
             failure = failure_of(error, group=entry.id, attempt=attempt.number)
-            await self._give_up(entry, Unfinished(Cause.ERROR, failure, permanent=True))
+            await self._give_up(entry, Unfinished(Cause.ERROR, failure, permanent=True), unscored=())
             return None
 
     async def _settle_as(self, outcome: Outcome, entry: Entry, attempt: Attempt) -> float | None:
@@ -188,8 +189,9 @@ class Pool:
         if outcome.cause in {Cause.SHUTDOWN, Cause.CANCELLED} and not state.ledger.keeps_groups:
             return None  # it is given back to the source when every attempt is over: no requeue
         if outcome.permanent or not entry.samples.can_complete(attempt.min_samples):
-            await self._give_up(entry, outcome)
+            await self._give_up(entry, outcome, unscored=entry.samples.unscored())
             return None
+        state.recorder.forget_tries(entry.id)  # this event has them
         attempts = max(sample.counts.attempts for sample in entry.samples)
         await state.ledger.write(
             Requeued(
@@ -206,17 +208,19 @@ class Pool:
         state.context.instruments.emit(
             GroupRequeued(id=entry.id, attempt=attempt.number, cause=outcome.cause, error=outcome.failure)
         )
-        backoff = attempts if outcome.cause.uses_attempt else 0
+        backoff = max(1, attempts) if outcome.cause.uses_attempt else 0
         return retry_wait_s(backoff, retry=state.context.settings.retry, rng=state.context.ports.random)
 
-    async def _give_up(self, entry: Entry, outcome: Unfinished) -> None:
+    async def _give_up(self, entry: Entry, outcome: Unfinished, *, unscored: Sequence[Trajectory]) -> None:
+        """Quarantine a group. Its finished samples are written first, so that they can be looked at and scored again."""
         report = QuarantineReport(
             id=entry.id,
             cause=outcome.cause,
             attempts=max(sample.counts.tries for sample in entry.samples),
             error=outcome.failure,
         )
-        await self.state.ledger.write(Quarantined(report=report, unscored=entry.samples.unscored()))
+        await self.state.recorder.flush()
+        await self.state.ledger.write(Quarantined(report=report, unscored=tuple(unscored)))
         self._quarantine(entry, report)
 
     def _quarantine(self, entry: Entry, report: QuarantineReport) -> None:
@@ -250,6 +254,7 @@ class Pool:
         """
         self._close_admission(Phase.LEAVING)
         await self._end_attempts(grace, cause)
+        await self.state.recorder.flush()
         await self.state.evaluations.until_none()
 
     def _close_admission(self, phase: Phase) -> None:

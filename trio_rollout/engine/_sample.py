@@ -72,7 +72,8 @@ async def _run_try(attempt: Attempt, context: RolloutContext, index: int) -> flo
                 error=failed.failure,
             )
         )
-    if failed.cause is Cause.ERROR:  # user code's, mostly: its author should not have to look for it
+    context.gate.wake.consumers.notify()  # a batch may have waited for a group that is held up now
+    if failed.cause in {Cause.ERROR, Cause.INFRASTRUCTURE}:  # their author should not have to look for them
         text = context.failures.text_for("rollout", failed.failure)
         if text is not None:
             _LOGGER.warning("group %s: sample %d runs again, try %d failed: %s", this.id, index, this.number, text)

@@ -49,10 +49,14 @@ class StalenessPolicy:
         return pace_room(flow, self.settings)
 
     def due(self) -> int:
-        """Return how many running groups must be in the next batch, because later they would be too old."""
+        """Return how many running groups must be in the next batch, because later they would be too old.
+
+        No batch waits for a group of which a sample fails: those of its samples that grow too old are sampled again.
+        """
         if not paces(self.settings):
             return 0
-        return sum(is_due(attempt.begun, self.gate.version, self.settings) for attempt in self.running)
+        version = self.gate.version
+        return sum(is_due(attempt.begun, version, self.settings) and not attempt.is_held_up for attempt in self.running)
 
     def too_old(self, entries: Iterable[Entry]) -> list[Entry]:
         """Return the groups that must not be delivered any more."""

@@ -91,7 +91,9 @@ class EngineState:
                 id=item.prompt.group_id,
                 prompt=item.prompt,
                 attempt=item.attempt,
-                samples=Samples.recovered(self.per_group, item.kept, item.samples),
+                samples=Samples.recovered(
+                    self.per_group, item.kept, item.samples, self.context.settings.retry.max_attempts
+                ),
             )
             self.queue.append(self.book.enter(entry))
             self.tally.recover(entry.samples)
