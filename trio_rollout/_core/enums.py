@@ -59,7 +59,7 @@ class Cause(enum.Enum):
 
     @property
     def uses_attempt(self) -> bool:
-        """True if a requeue for this cause counts against ``Retry.max_attempts``."""
+        """True if a try that ended for this cause counts against ``Retry.max_attempts``."""
         return self in {Cause.DEADLINE, Cause.NO_PROGRESS, Cause.ERROR}
 
 

@@ -245,7 +245,7 @@ class Group:
 
 @attrs.frozen(kw_only=True)
 class QuarantineReport:
-    """The report on a group that was given up: the number of attempts, the cause and the last error."""
+    """The report on a group that was given up: the cause, the last error, the tries of the sample that was tried most often."""
 
     id: GroupId
     cause: Cause

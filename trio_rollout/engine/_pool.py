@@ -227,7 +227,7 @@ class Pool:
         state = self.state
         state.book.quarantine(entry, report)
         state.tally.drop(report.cause, entry.samples.kept_tokens)
-        _LOGGER.error("group %s is quarantined at attempt %d: %s", entry.id, report.attempts, report.error)
+        _LOGGER.error("group %s is quarantined after %d tries: %s", entry.id, report.attempts, report.error)
         state.context.instruments.emit(GroupQuarantined(id=entry.id, report=report))
         if state.budget.group_failed():
             state.failure.fail(
