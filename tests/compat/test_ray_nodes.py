@@ -128,5 +128,5 @@ def test_a_machine_that_dies_costs_no_group(cluster, tmp_path):
         counts = rollouts.statistics()
     assert sorted(ids) == sorted(f"p{number}" for number in range(GROUPS))
     assert (counts.acked, counts.quarantined, counts.running) == (GROUPS, 0, 0)
-    assert counts.requeues[Cause.SERVER_LOST] > 0
+    assert counts.retries[Cause.SERVER_LOST] > 0
     assert time.monotonic() - begun < 60  # not the time it takes Ray by itself to give up what was lost
