@@ -219,7 +219,7 @@ async def run(minutes: float, seed: int, backend: str) -> int:
         complaints = list(done.complaints(report, engine))
     click.echo(f"{done.made} groups made, {len(done.delivered)} delivered, each once: {done.delivered.total()}")
     click.echo(f"called: {dict(done.called)}")
-    click.echo(f"requeues: { {cause.value: count for cause, count in counts.requeues.items() if count} }")
+    click.echo(f"retries: { {cause.value: count for cause, count in counts.retries.items() if count} }")
     for kind, names in report.misuse.items():
         click.echo(f"{kind.value}: {names}")
     left = bridge.statistics()

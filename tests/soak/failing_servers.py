@@ -266,7 +266,7 @@ async def live(minutes: float, seed: int, servers: int, every: float) -> Tally:
             await engine.drain(grace=20)
         await require_idle(hosts, tally)
         serving.cancel_scope.cancel()
-    tally.counts.update({f"requeued {cause.value}": count for cause, count in engine.statistics().requeues.items()})
+    tally.counts.update({f"tried again {cause.value}": count for cause, count in engine.statistics().retries.items()})
     tally.counts["tokens"] = engine.statistics().generated_tokens
     tally.counts["late"] = engine.statistics().late
     tally.counts["orphans by the engine's own count"] = engine.statistics().orphans
