@@ -57,7 +57,12 @@ class Request:
     def path(self) -> str:
         """The path of the target, without its query; not unquoted."""
         target = self.target.decode("latin-1")
-        return target.partition("?")[0] if target.startswith("/") else urlsplit(target).path
+        if target.startswith("/"):
+            return target.partition("?")[0]
+        try:
+            return urlsplit(target).path
+        except ValueError:  # a host in brackets that is none
+            return target
 
     @property
     def query(self) -> dict[str, str]:

@@ -25,6 +25,7 @@ import trio
 from .._core.checks import is_whole
 from .._core.enums import Cause, PauseMode
 from .._core.events import Event, ServersStayedPaused, VersionNoted, WindowClosed, WindowOpened
+from .._core.failures import words_of
 from .._core.ledger_events import VersionChanged
 from ..errors import ServerError
 from ._state import EngineState
@@ -186,10 +187,13 @@ class Weights:
         with window.timed("resume"), trio.move_on_after(self.state.context.settings.deadlines.control) as limit:
             try:
                 await self.state.context.servers.resume()
-            except ServerError as error:
-                _LOGGER.error("after the weight update to %d: %s", window.version, error)  # noqa: TRY400  says it all
-                self._emit(ServersStayedPaused(version=window.version, error=str(error)))
+            except Exception as error:  # noqa: BLE001  the servers may be the user's; the gate must open all the same
+                self._stayed_paused(window, words_of(error))
         if limit.cancelled_caught:
-            _LOGGER.error("after the weight update to %d: servers were not resumed in time", window.version)
+            self._stayed_paused(window, "servers were not resumed in time")
         with window.timed("open"):
             await self.state.context.gate.open()
+
+    def _stayed_paused(self, window: WeightUpdate, why: str) -> None:
+        _LOGGER.error("after the weight update to %d: %s", window.version, why)
+        self._emit(ServersStayedPaused(version=window.version, error=why))

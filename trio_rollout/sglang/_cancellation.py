@@ -66,20 +66,22 @@ async def leave(fleet: Fleet, server: Server, rid: str, exchange: Exchange, *, a
     cancelled. An abort that is under way then goes on: to cancel it would cost its connection.
     """
     look_s = min(_LOOK_S, abort_s * _LOOK_SHARE)
-    with trio.move_on_after(abort_s, shield=True):
-        owed = server.owed.add(rid, now=trio.current_time())
-        if not server.standing.may_be_paused:
-            with trio.move_on_after(abort_s - look_s), owed.waiter:
-                await _read_on(server, rid, exchange)
-        if exchange.response is not None:
-            server.owed.end(owed)
-            return
-        exchange.close()
-        if server.standing.may_be_paused:
-            server.owed.let_stand(owed)
-            return
+    owed = server.owed.add(rid, now=trio.current_time())
+    # One scope after the other, never one around both: after a stall of the loop that outlasts both limits, Cancelled would
+    # go to the outer one, and what follows the inner one would be left out.
+    if not server.standing.may_be_paused:
+        with trio.move_on_after(abort_s - look_s, shield=True), owed.waiter:
+            await _read_on(server, rid, exchange)
+    if exchange.response is not None:
         server.owed.end(owed)
-        server.tell(Told(Event.DOUBTED))
+        return
+    exchange.close()
+    if server.standing.may_be_paused:
+        server.owed.let_stand(owed)
+        return
+    server.owed.end(owed)
+    server.tell(Told(Event.DOUBTED))
+    with trio.CancelScope(shield=True):
         await _look_for_one(fleet, server, seconds=look_s)
 
 
@@ -131,7 +133,7 @@ async def _count_orphans(fleet: Fleet, server: Server, *, most: int) -> None:
     except Unreachable as error:
         unexplained = 0
         server.tell(Told(Event.UNREACHABLE, why=str(error)))
-    except ServerError as error:
+    except (ServerError, RuntimeError) as error:  # RuntimeError: the servers are being left, its connections are closed
         _log.info("cannot tell what %s runs: %s", server.url, error)
     finally:
         server.note_orphans(trio.current_time(), unexplained)

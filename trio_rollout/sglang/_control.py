@@ -83,12 +83,14 @@ async def _pause_one(server: Server, mode: PauseMode, *, until: float) -> None:
 
 
 async def pause(fleet: Fleet, mode: PauseMode, *, seconds: float) -> None:
-    """Pause every server that is not lost; see ``InferenceServers.pause``."""
+    """Pause every server that is not lost; see ``InferenceServers.pause``. Raises RuntimeError if the servers were left."""
+    fleet.roster.check()
     servers, until = fleet.answering(), trio.current_time() + seconds
     fleet.begin_window()
     outcome = await on_each(
         servers, lambda server: _pause_one(server, mode, until=until), what=f"POST {PAUSE} ({mode.value}) to"
     )
+    fleet.roster.check()
     if not outcome.failures:
         return
     with trio.move_on_after(seconds, shield=True):
@@ -195,9 +197,15 @@ async def _learn_version(server: Server, *, until: float) -> int | None:
 
 
 async def versions(fleet: Fleet, *, seconds: float) -> Mapping[str, int | None]:
-    """Each answering server's weight version; one that does not answer is lost and left out."""
+    """Each answering server's weight version; one that does not answer is lost and left out.
+
+    Raises:
+      RuntimeError: the servers were left.
+    """
+    fleet.roster.check()
     learn = partial(_learn_version, until=trio.current_time() + seconds)
     outcome = await on_each(fleet.answering(), learn, what="GET model info of")
+    fleet.roster.check()
     return {server.url: version for server, version in outcome.answers.items()}
 
 

@@ -59,7 +59,8 @@ class ControlQueue:
     _questions: deque[_ControlCall[Any]] = attrs.field(factory=deque, init=False)
     _asking: _ControlCall[Any] | None = attrs.field(default=None, init=False)
     """The question that is under way."""
-    _closed: bool = attrs.field(default=False, init=False)
+    closed: bool = attrs.field(default=False, init=False)
+    """The queue has no task any more: no call will be made."""
     _changed: Condition = attrs.field(factory=Condition, init=False)
 
     async def command(self, make: Callable[[], Awaitable[T]], *, until: float) -> T | None:
@@ -105,7 +106,7 @@ class ControlQueue:
                 await self._changed.wait_until(lambda: self._commands or self._questions)
                 await (self._run_command() if self._commands else self._run_question())
         finally:
-            self._closed = True
+            self.closed = True
             for call in (*self._commands, *self._questions):
                 call.begun = call.over = True
             self._changed.notify()
@@ -113,7 +114,7 @@ class ControlQueue:
     def _append(self, queue: deque[_ControlCall[Any]], make: Callable[[], Awaitable[T]]) -> _ControlCall[T]:
         call = _ControlCall(make)
         queue.append(call)
-        call.begun = call.over = self._closed
+        call.begun = call.over = self.closed
         self._changed.notify()
         return call
 
@@ -164,7 +165,7 @@ class Roster:
 
     def check(self) -> None:
         """Raise RuntimeError if the servers were left."""
-        if self.left:
+        if self.left or any(server.calls.closed for server in self.servers):
             raise RuntimeError("the connections are closed: the servers were left")
 
     def leave(self) -> None:
