@@ -317,7 +317,7 @@ async def test_the_clock_of_no_progress_stands_still_in_a_weight_update():
             await trio.sleep(100)
             w.servers.set_version(1)
         assert len(await take_all(w.engine)) == 1
-        assert w.engine.statistics().requeues[Cause.NO_PROGRESS] == 0
+        assert w.engine.statistics().retries[Cause.NO_PROGRESS] == 0
 
 
 async def test_partial_goes_on_from_what_a_lost_server_had_streamed():

@@ -141,7 +141,7 @@ async def test_cancelled_it_leaves_training_alone():
         with trio.move_on_after(3):
             await w.engine.evaluate(IterableSource([Prompt(id="e", input_ids=[1, 9, 9])]))
         assert len(await take_all(w.engine)) == 6
-        assert w.engine.statistics().requeues[Cause.CANCELLED] == 0
+        assert w.engine.statistics().retries[Cause.CANCELLED] == 0
 
 
 async def test_it_ends_with_the_engine_though_another_task_waits_for_it():

@@ -58,7 +58,7 @@ async def test_a_sample_that_finished_just_before_the_end_is_written_down():
         await trio.sleep(1.05)
         assert ledger.kept() == []
         await w.engine.drain(grace=0)
-    assert len(ledger.kept()) == 1
+        assert len(ledger.kept()) == 1
 
 
 async def test_the_samples_of_a_group_that_settles_at_once_are_written_down_in_it_only():

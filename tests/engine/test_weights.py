@@ -65,7 +65,7 @@ async def test_other_modes_keep_requests_running_and_only_split_their_spans(mode
         groups = await take_all(w.engine)
         counts = w.engine.statistics()
 
-    assert counts.requeues[Cause.WEIGHT_UPDATE] == 0
+    assert counts.retries[Cause.WEIGHT_UPDATE] == 0
     spans = [row.segments[0].versions for group in groups for row in group.trajectories]
     assert spans == [((0, 4, 0), (4, 8, 1))] * 4
 
@@ -78,7 +78,7 @@ async def test_the_clock_of_a_turn_stands_still_in_the_window_but_the_groups_doe
             w.servers.set_version(1)
             await trio.sleep(100)
         await take_all(w.engine)
-        assert w.engine.statistics().requeues[Cause.DEADLINE] == 0
+        assert w.engine.statistics().retries[Cause.DEADLINE] == 0
 
 
 async def test_partial_goes_on_from_the_tokens_it_has():
@@ -90,7 +90,7 @@ async def test_partial_goes_on_from_the_tokens_it_has():
         groups = await take_all(w.engine)
         counts = w.engine.statistics()
 
-    assert sum(counts.requeues.values()) == 0
+    assert sum(counts.retries.values()) == 0
     for row in [row for group in groups for row in group.trajectories]:
         (segment,) = row.segments
         assert segment.response_length == 8
