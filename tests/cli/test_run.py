@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from trio_rollout.cli import main
 from trio_rollout.tiny import DATA
+from trio_rollout.tokenizer import load_tokenizer
 
 from ._commands import command, started, tiny_server, write_jsonl
 
@@ -126,6 +127,25 @@ def test_prompts_may_be_text_ids_or_messages_and_one_that_no_server_takes_is_qua
     assert sorted(groups) == ["ids", "messages", "text"]
     assert groups["messages"]["prompt"]["metadata"] == {"level": 3}
     assert groups["messages"]["trajectories"][0]["segments"][0]["text"] == "no"
+
+
+def test_f162_the_tools_of_a_line_reach_the_model_of_a_run(scripted, tmp_path):
+    """The key is an option of the command line and of the configuration; an empty one reads no tools."""
+    line = {"prompt": [{"role": "user", "content": "say no"}], "functions": [{"name": "find_me"}]}
+    path = write_jsonl(tmp_path / "tools.jsonl", [line])
+    config = tmp_path / "run.toml"
+    common = ("run", "--config", config, "--prompts", path, "--server", scripted, "--tokenizer", DATA)
+    shown = {}
+    for name, toml in (("with", 'tools_key = "functions"'), ("without", 'tools_key = ""')):
+        config.write_text(f'{toml}\nreward = "regex:"\nsamples = 1\nmax_new_tokens = 4\n')
+        out = tmp_path / name
+        ended = command(*common, "--out", out)
+        assert ended.status == 0, ended.out + ended.err
+        segment = exported(out)["0"]["trajectories"][0]["segments"][0]
+        shown[name] = load_tokenizer(DATA).decode(segment["tokens"])
+
+    assert "find_me" in shown["with"]
+    assert "find_me" not in shown["without"]
 
 
 def test_a_run_that_fails_says_what_it_did_and_what_went_wrong(run, scripted, tmp_path):

@@ -103,7 +103,12 @@ def test_failures_come_back_equal(value: Failure):
 
 
 @pytest.mark.parametrize(
-    "given_as", [{"text": "hello \ud83d"}, {"messages": [{"role": "user", "content": ["a", {"b": 1}]}]}]
+    "given_as",
+    [
+        {"text": "hello \ud83d"},
+        {"messages": [{"role": "user", "content": ["a", {"b": 1}]}]},
+        {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function", "function": {"name": "f"}}]},
+    ],
 )
 def test_prompts_of_every_kind_come_back_equal(given_as: dict[str, Any]):
     value = Prompt(id="p", **given_as)

@@ -49,8 +49,12 @@ def _spans(spans: Iterable[VersionSpan]) -> tuple[VersionSpan, ...]:
     return tuple(spans)
 
 
+def _objects(value: Sequence[Mapping[str, object]]) -> tuple[Mapping[str, object], ...]:
+    return tuple(dict(item) for item in value)
+
+
 def _messages(value: Sequence[Mapping[str, object]] | None) -> tuple[Mapping[str, object], ...] | None:
-    return None if value is None else tuple(dict(message) for message in value)
+    return None if value is None else _objects(value)
 
 
 def _is_text(_: object, field: "attrs.Attribute[str]", value: str) -> None:
@@ -65,11 +69,12 @@ class Prompt:
     """One task for the model: exactly one of ``input_ids``, ``text`` and ``messages``.
 
     ``id`` is unique within an epoch; ``epoch`` is counted by the source. ``label`` and ``metadata`` are the user's and
-    never read by the engine. ``extra`` goes into the request as it is (images, a LoRA path, …).
+    never read by the engine. ``tools``, in OpenAI's form, are for the chat template, so they need ``messages``. ``extra``
+    goes into the request as it is (images, a LoRA path, …).
 
     Raises:
-      ValueError, TypeError: none or several of the three inputs are given, the input is empty, an id is no token id, or the
-        prompt's own id is no text (a lone surrogate).
+      ValueError, TypeError: none or several of the three inputs are given, the input is empty, an id is no token id, there
+        are tools without messages, or the prompt's own id is no text (a lone surrogate).
     """
 
     id: str = attrs.field(converter=str, validator=_is_text)
@@ -81,6 +86,7 @@ class Prompt:
     sampling: SamplingParams | None = None
     extra: Mapping[str, object] = attrs.field(factory=dict, converter=_mapping)
     epoch: int = 0
+    tools: tuple[Mapping[str, object], ...] = attrs.field(default=(), converter=_objects)
 
     def __attrs_post_init__(self) -> None:
         given = {
@@ -92,6 +98,8 @@ class Prompt:
             )
         if not all(given.values()):
             raise ValueError(f"prompt {self.id!r}: {next(iter(given))} is empty")
+        if self.tools and self.messages is None:
+            raise ValueError(f"prompt {self.id!r}: tools need messages, and it has {next(iter(given))}")
 
     @property
     def group_id(self) -> GroupId:

@@ -195,6 +195,8 @@ def _prompt(prompt: Prompt) -> Iterator[str]:
         yield prompt.text
     elif prompt.input_ids is not None:
         yield _ids(prompt.input_ids.tolist())
+    for tool in prompt.tools:
+        yield f"tool: {dict(tool)}"
     if prompt.label is not None:
         yield f"label: {prompt.label}"
     if prompt.metadata:

@@ -78,6 +78,7 @@ def _source_of(options: RunOptions) -> CliSource:
         prompt_key=options.prompt_key,
         label_key=options.label_key,
         metadata_key=options.metadata_key,
+        tools_key=options.tools_key or None,
         id_key=options.id_key,
         epochs=options.epochs,
         shuffle_seed=options.shuffle_seed,

@@ -31,6 +31,7 @@ class RunOptions:
     prompt_key: str
     label_key: str
     metadata_key: str
+    tools_key: str
     id_key: str | None
     epochs: int
     shuffle_seed: int | None
@@ -92,6 +93,12 @@ _OPTIONS = (  # in the order of the help
     option("--prompt-key", "Key of the prompt in each JSON object.", default="prompt", metavar="KEY"),
     option("--label-key", "Key of the label, for the reward.", default="label", metavar="KEY"),
     option("--metadata-key", "Key of the metadata, a JSON object.", default="metadata", metavar="KEY"),
+    option(
+        "--tools-key",
+        "Key of the tools that a prompt of messages offers; an empty KEY reads none.",
+        default="tools",
+        metavar="KEY",
+    ),
     option("--id-key", "Key of a unique id. Default: prompts are numbered from 0.", metavar="KEY"),
     option("--epochs", "Number of passes over the prompts.", type=COUNT, default=1),
     option("--shuffle-seed", "Seed to shuffle the prompts in each epoch. Default: file order.", type=WHOLE),

@@ -6,21 +6,19 @@ from typing import Any, Final, final
 import attrs
 import msgspec
 
-from ._conversation import arguments_of
+from ..tokenizer._messages import arguments_of, function_tool, join_text, tool_call
 from ._protocol import (
     Refusal,
     at_least_one_message,
     decode_body,
     digest_of,
     event,
-    function_tool,
-    join_text,
     json_schema_of,
     limit_of,
     refuse_unless_text,
     stops_of,
 )
-from ._values import Answer, ChatRequest, Finish, Message, tool_call
+from ._values import Answer, ChatRequest, Finish, Message
 
 _BLOCKS: Final = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
 _STOP: Final = {Finish.STOP: "end_turn", Finish.LENGTH: "max_tokens", Finish.TOOL_CALLS: "tool_use"}

@@ -114,13 +114,3 @@ def _content_of(message: Message) -> list[Any]:
     """
     calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls") or ()]
     return [message["role"], (message.get("content") or "").strip(), calls]
-
-
-def arguments_of(text: str) -> Any:
-    """Return a call's arguments as chat templates want them: an object, if the text is one."""
-    try:
-        # json would accept half characters and endless nesting, which can't be encoded again.
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text

@@ -6,24 +6,21 @@ from typing import Any, Final, final
 import attrs
 import msgspec
 
-from ._conversation import arguments_of
+from ..tokenizer._messages import TEXT_PARTS, arguments_of, function_tool, join_text, tool_call
 from ._protocol import (
     Refusal,
     at_least_one_message,
     decode_body,
     digest_of,
     event,
-    function_tool,
-    join_text,
     json_schema_of,
     limit_of,
     refuse_unless_text,
     stops_of,
 )
-from ._values import Answer, ChatRequest, Message, tool_call
+from ._values import Answer, ChatRequest, Message
 
 _DONE: Final = b"data: [DONE]\n\n"
-_TEXT: Final = ("text", "input_text", "output_text", "refusal")
 _ERROR_TYPES: Final = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
 
 
@@ -56,7 +53,7 @@ class _Message(msgspec.Struct):
     def as_message(self, place: int) -> Message:
         """Return the message as chat templates take it."""
         role = "system" if self.role == "developer" else self.role
-        message: dict[str, Any] = {"role": role, "content": text_of(self.content, _TEXT, f"messages[{place}]")}
+        message: dict[str, Any] = {"role": role, "content": text_of(self.content, TEXT_PARTS, f"messages[{place}]")}
         if self.tool_calls:
             message["tool_calls"] = [
                 tool_call(call.id, call.function.name, arguments_of(call.function.arguments))

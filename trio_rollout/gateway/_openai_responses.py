@@ -10,7 +10,7 @@ from typing import Any, Final, final
 import attrs
 import msgspec
 
-from ._conversation import arguments_of
+from ..tokenizer._messages import TEXT_PARTS, arguments_of, function_tool, join_text, tool_call
 from ._openai_chat import ChatCompletions, Part, text_of
 from ._protocol import (
     Refusal,
@@ -18,15 +18,13 @@ from ._protocol import (
     decode_body,
     digest_of,
     event,
-    function_tool,
-    join_text,
     json_schema_of,
     limit_of,
 )
-from ._values import Answer, ChatRequest, Finish, Message, tool_call
+from ._values import Answer, ChatRequest, Finish, Message
 
 _RESPONSE: Final = "resp_"
-_TEXT: Final = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
+_TEXT: Final = (*TEXT_PARTS, "summary_text", "reasoning_text")
 
 
 class _Item(msgspec.Struct):

@@ -6,7 +6,7 @@ to try again or not.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -105,17 +105,6 @@ def event(data: object, name: str | None = None) -> bytes:
     """Encode one server-sent event."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + msgspec.json.encode(data) + b"\n\n"
-
-
-def join_text(parts: Iterable[str]) -> str:
-    """Join the pieces of one message's text."""
-    return "\n".join(part for part in parts if part)
-
-
-def function_tool(name: str, description: str | None, parameters: Any) -> dict[str, Any]:
-    """Return a tool as chat templates and SGLang's parsers take it."""
-    function = {"name": name, "description": description or "", "parameters": parameters or {"type": "object"}}
-    return {"type": "function", "function": function}
 
 
 def limit_of(asked: int | None) -> int | None:

@@ -16,13 +16,14 @@ from .._util.threads import RunSync
 from .._util.user_code import ends_the_process
 from ..abc import Rollout
 from ..errors import ServerError, SettingsError
+from ..tokenizer._messages import arguments_of, tool_call
 from ..tokenizer._tokenizer import LARGE_TEXT
-from ._conversation import Conversation, arguments_of
+from ._conversation import Conversation
 from ._parsers import Parsed, Parser
 from ._protocol import Refusal
 from ._settings import GatewaySettings
 from ._turn import AgentTurn, StreamingText
-from ._values import Answer, ChatRequest, ContextLimits, Finish, Message, Tool, ToolUse, tool_call
+from ._values import Answer, ChatRequest, ContextLimits, Finish, Message, Tool, ToolUse
 
 # The APIs' own limit. A server that computes in float32 takes a much larger number for infinity.
 _HIGHEST_TEMPERATURE: Final = 2

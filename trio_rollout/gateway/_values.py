@@ -75,11 +75,6 @@ class ToolUse:
     arguments: str
 
 
-def tool_call(call: str, name: str, arguments: Any) -> dict[str, Any]:
-    """Return a call of a tool, whose id is ``call``, as a message of a chat holds it."""
-    return {"id": call, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
 @attrs.frozen(kw_only=True)
 class Answer:
     """One turn's answer, parsed."""

@@ -153,6 +153,7 @@ def _prompt(prompt: Prompt) -> dict[str, object]:
         "metadata": _named("metadata", plain, prompt.metadata),
         "extra": _named("extra", plain, prompt.extra),
         "sampling": None if prompt.sampling is None else _sampling(prompt.sampling),
+        **({"tools": _named("tools", plain, prompt.tools)} if prompt.tools else {}),  # older versions know no tools
     }
 
 

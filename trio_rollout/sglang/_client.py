@@ -27,6 +27,7 @@ from .._util.threads import RunSync, run_in_thread
 from ..abc import ModelInput, OnTokens
 from ..errors import RequestRejected
 from ..tokenizer import Tokenizer, load_tokenizer
+from ..tokenizer._messages import normalized, normalized_tools
 from . import _control as control
 from ._cancellation import pay
 from ._fleet import Fleet
@@ -72,7 +73,7 @@ class SGLangServers:
         Without a tokenizer text stays text: the server turns it into ids, and returns them with its answer.
 
         Raises:
-          RequestRejected: messages without a tokenizer, or a token id outside the vocabulary.
+          RequestRejected: messages without a tokenizer, messages that can't be read, or a token id outside the vocabulary.
         """
         requests, tokenizer = self._fleet.requests, self._tokenizer
         if prompt.input_ids is not None:
@@ -84,7 +85,11 @@ class SGLangServers:
                 f"prompt {prompt.id!r} has messages, but there is no tokenizer to turn them into ids: "
                 "give open_sglang_servers(tokenizer=...)"
             )
-        return requests.checked(tokenizer.apply_chat_template(prompt.messages or ()))
+        try:
+            messages, tools = normalized(prompt.messages or ()), normalized_tools(prompt.tools)
+        except (TypeError, ValueError) as error:
+            raise RequestRejected(f"prompt {prompt.id!r}: {error}") from error
+        return requests.checked(tokenizer.apply_chat_template(messages, tools or None))
 
     def generate(  # returns the coroutine: one frame less for each request in flight
         self,

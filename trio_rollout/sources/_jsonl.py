@@ -19,7 +19,16 @@ from .._core.checks import Validator, whole
 from .._core.values import GroupId, Prompt
 from .._util.threads import RunSync, run_in_thread
 from ..errors import SourceError
-from ._jsonl_file import DEFAULT_LABEL_KEY, DEFAULT_METADATA_KEY, FileMark, JsonlFile, Keys, require_file, scan
+from ._jsonl_file import (
+    DEFAULT_LABEL_KEY,
+    DEFAULT_METADATA_KEY,
+    DEFAULT_TOOLS_KEY,
+    FileMark,
+    JsonlFile,
+    Keys,
+    require_file,
+    scan,
+)
 from ._position import Count, dumped, loaded, require_same
 
 
@@ -32,9 +41,10 @@ def _whole_or_none(low: int) -> Validator:
 class JsonlSource:
     """Prompts from a file with one JSON object a line; a ``Source``.
 
-    - ``prompt_key``: a list of integers is token ids, a string is text, a list of objects is messages.
-    - ``label_key``, ``metadata_key``: None reads none. A line may lack the default keys; a key that you name must be on
-      every line.
+    - ``prompt_key``: a list of integers is token ids, a string is text, a list of objects is messages in OpenAI's form.
+    - ``tools_key``: a list of tools in OpenAI's form, or a JSON text with one, beside messages.
+    - ``label_key``, ``metadata_key``, ``tools_key``: None reads none. A line may lack the default keys; a key that you name
+      must be on every line.
     - ``id_key``: the key of a unique id. Without it, the ids are the numbers of the items: "0", "1", … Blank lines do not
       count.
     - ``epochs``: the file is read so many times; None: without end. Each prompt has its epoch.
@@ -52,6 +62,7 @@ class JsonlSource:
     prompt_key: str = attrs.field(default="prompt", kw_only=True)
     label_key: str | None = attrs.field(default=DEFAULT_LABEL_KEY, kw_only=True)
     metadata_key: str | None = attrs.field(default=DEFAULT_METADATA_KEY, kw_only=True)
+    tools_key: str | None = attrs.field(default=DEFAULT_TOOLS_KEY, kw_only=True)
     id_key: str | None = attrs.field(default=None, kw_only=True)
     epochs: int | None = attrs.field(default=1, kw_only=True, validator=_whole_or_none(1))
     shuffle_seed: int | None = attrs.field(default=None, kw_only=True, validator=_whole_or_none(0))
@@ -185,10 +196,17 @@ class JsonlSource:
 
     def _options(self) -> dict[str, str | int | None]:
         names = ("prompt_key", "label_key", "metadata_key", "id_key", "epochs", "shuffle_seed")
-        return {name: getattr(self, name) for name in names}
+        tools = {} if self.tools_key == DEFAULT_TOOLS_KEY else {"tools_key": self.tools_key}  # older states lack it
+        return {name: getattr(self, name) for name in names} | tools
 
     async def _scanned(self) -> JsonlFile:
-        keys = Keys(prompt=self.prompt_key, label=self.label_key, metadata=self.metadata_key, id=self.id_key)
+        keys = Keys(
+            prompt=self.prompt_key,
+            label=self.label_key,
+            metadata=self.metadata_key,
+            tools=self.tools_key,
+            id=self.id_key,
+        )
         file = await self.run_sync(scan, self.path, keys)
         self._file, self._order = file, EpochOrder(count=len(file), seed=self.shuffle_seed)
         self._require_origin(self._restored_from, file)

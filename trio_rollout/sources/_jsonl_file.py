@@ -18,9 +18,11 @@ import numpy.typing as npt
 
 from .._core.values import Prompt
 from ..errors import SourceError
+from ..tokenizer._messages import normalized, normalized_tools
 
 DEFAULT_LABEL_KEY = "label"
 DEFAULT_METADATA_KEY = "metadata"
+DEFAULT_TOOLS_KEY = "tools"
 _MOST_SHOWN = 80  # characters of a wrong value in an error
 _BOM = b"\xef\xbb\xbf"
 _BUFFER = 1 << 20  # bytes, for the scan, which reads the file once from end to end
@@ -28,11 +30,12 @@ _BUFFER = 1 << 20  # bytes, for the scan, which reads the file once from end to 
 
 @attrs.frozen(kw_only=True)
 class Keys:
-    """The keys of prompt, label, metadata and id in an item. An item may lack the default keys of label and metadata."""
+    """The keys of an item. An item may lack the default keys of label, metadata and tools."""
 
     prompt: str
     label: str | None
     metadata: str | None
+    tools: str | None
     id: str | None
 
 
@@ -229,6 +232,7 @@ def prompt_of(item: object, keys: Keys, *, number: int, epoch: int) -> Prompt:
         id=id_of(fields, keys, number),
         label=_optional(fields, keys.label, DEFAULT_LABEL_KEY),
         metadata=_metadata(fields, keys.metadata),
+        tools=_tools(fields, keys),
         epoch=epoch,
         **{_kind(prompt, keys.prompt): prompt},
     )
@@ -262,6 +266,20 @@ def _metadata(item: Mapping[str, Any], key: str | None) -> dict[str, Any]:
     return value
 
 
+def _tools(item: Mapping[str, Any], keys: Keys) -> list[dict[str, Any]]:
+    """Return the tools, which only a chat template shows to a model."""
+    value = _optional(item, keys.tools, DEFAULT_TOOLS_KEY)
+    if value is None:
+        return []
+    try:
+        tools = normalized_tools(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the tools under {keys.tools!r}: {error}") from error
+    if tools and _kind(item[keys.prompt], keys.prompt) != "messages":
+        raise ValueError(f"the tools under {keys.tools!r} need a prompt of messages under {keys.prompt!r}")
+    return tools
+
+
 def _kind(value: object, key: str) -> str:
     """Return the field of Prompt that takes this value."""
     if isinstance(value, str):
@@ -271,17 +289,11 @@ def _kind(value: object, key: str) -> str:
         if types <= {int}:
             return "input_ids"
         if types == {dict}:
-            _require_roles(value, key)
+            normalized(value, under=f" under {key!r}")  # checked only: agents send messages on as they are
             return "messages"
     raise ValueError(
         f"the prompt under {key!r} must be a string, a list of token ids or a list of messages, got {_shown(value)}"
     )
-
-
-def _require_roles(messages: list[dict[str, Any]], key: str) -> None:
-    for place, message in enumerate(messages):
-        if not isinstance(message.get("role"), str):
-            raise TypeError(f"message {place} under {key!r} lacks a 'role' that is a string: {_shown(message)}")
 
 
 def _shown(value: object) -> str:
