@@ -61,7 +61,7 @@ async def test_a_temporary_limit_is_tried_again(run_agent_once, vendor):
             reset(other)
         assert client.sent >= 2
 
-    options = {"gateway": {"max_concurrent_turns": 1}, "tiny": {"step_delay": 0.02}}
+    options = {"gateway": {"max_concurrent_turns": 1, "max_waiting_turns": 0}, "tiny": {"step_delay": 0.02}}
     assert (await run_agent_once(agent, stages=stages, **options)).turns == 1
 
 

@@ -43,10 +43,10 @@ def virtual_gateway(*, limits=None, run_sync=run_inline, **settings):
     )
 
 
-def asks(text, *, digest=None, again=False, history=(), stream=False):
+def asks(text, *, digest=None, key="", history=(), stream=False):
     """Return a request with one more message of the user."""
     messages = (*history, {"role": "user", "content": text})
-    return ChatRequest(messages=messages, digest=digest or repr(messages), again=again, stream=stream, max_tokens=8)
+    return ChatRequest(messages=messages, digest=digest or repr(messages), key=key, stream=stream, max_tokens=8)
 
 
 async def ask(session, request):

@@ -91,8 +91,7 @@ class App:
         """Answer a request for a turn: chat completions, messages, responses."""
         session = self._session(exchange)
         request = protocol.request(await self._body(exchange))
-        again = exchange.header("x-stainless-retry-count") not in {"", "0"}
-        with session.turn_for(attrs.evolve(request, again=again)) as turn:
+        with session.turn_for(attrs.evolve(request, key=exchange.header("idempotency-key"))) as turn:
             reply = _TurnReply(exchange, protocol, request, turn, self.settings.send_seconds)
             await exchange.while_connected(reply.stream if request.stream else reply.whole)
 

@@ -13,8 +13,8 @@ agent's late requests are told "session closed" and not "no such session".
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final, TypeVar, final
 
 import attrs
@@ -50,7 +50,9 @@ class SessionStatistics:
     turns: int
     """Turns that were started."""
     running: int
-    """Turns that are being sampled or delivered."""
+    """Turns that wait for their place, are sampled or are delivered."""
+    waiting: int
+    """Turns that wait because ``max_concurrent_turns`` are sampled."""
     resends: int
     """Requests that were answered with a turn that had been started before."""
     undelivered: int
@@ -86,9 +88,13 @@ class GatewaySession:
     _last_stop: Stop | None = attrs.field(default=None, init=False)
     _running: dict[AgentTurn, None] = attrs.field(factory=dict, init=False)
     _recorded: dict[str, AgentTurn] = attrs.field(factory=dict, init=False)
-    _turns_by_digest: OrderedDict[str, AgentTurn] = attrs.field(factory=OrderedDict, init=False)
+    _turns_by_digest: OrderedDict[tuple[str, str], AgentTurn] = attrs.field(factory=OrderedDict, init=False)
     _responses_by_id: OrderedDict[str, tuple[Message, ...]] = attrs.field(factory=OrderedDict, init=False)
     _changed: Condition = attrs.field(factory=Condition, init=False)
+    _places: trio.CapacityLimiter = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._places = trio.CapacityLimiter(self._settings.max_concurrent_turns)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed.is_set() else "closing" if self.is_closing else "open"
@@ -99,6 +105,7 @@ class GatewaySession:
         return SessionStatistics(
             turns=self._started,
             running=len(self._running),
+            waiting=self._places.statistics().tasks_waiting,
             resends=self._resends,
             undelivered=self._undelivered,
             drift=dict(self._sampler.drift),
@@ -128,15 +135,16 @@ class GatewaySession:
     def _resent(self, request: ChatRequest) -> AgentTurn | None:
         """Return the turn that this request asks for a second time.
 
-        Either the client says so, or the first answer was lost on its way. Any other identical request is another sample:
-        an agent may ask for several.
+        Either both have the same idempotency key, or the answer was lost on its way and no living request waits for it.
+        Any other identical request is another sample: an agent may ask for several, and a try of one request after a
+        refusal must not get the answer of another.
         """
         if self.is_closing:
             raise SessionClosed("session closed")
-        turn = self._turns_by_digest.get(request.digest)
+        turn = self._turns_by_digest.get((request.digest, request.key))
         if turn is None or turn.error is not None or turn.scope.cancel_called:
             return None
-        if not (request.again or turn.is_undelivered):
+        if not (request.key or turn.is_undelivered):
             return None
         self._resends += 1
         return turn
@@ -153,15 +161,17 @@ class GatewaySession:
         return attrs.evolve(request, messages=(*request.messages[:place], *before, *request.messages[place:]))
 
     def _start(self, request: ChatRequest) -> AgentTurn:
-        most, at_once = self._settings.max_turns, self._settings.max_concurrent_turns
+        settings = self._settings
+        most, at_once, waiting = settings.max_turns, settings.max_concurrent_turns, settings.max_waiting_turns
         if most is not None and self._started - self._abandoned >= most:
             raise Refusal(429, f"turns of this session: the limit is {most}")
-        if len(self._running) >= at_once:
-            raise Refusal(429, f"turns of this session at once: the limit is {at_once}", RETRY)
+        if len(self._running) >= at_once + waiting:
+            limits = f"the limit is {at_once}, and {waiting} more may wait"
+            raise Refusal(429, f"turns of this session at once: {limits}", RETRY)
         turn = AgentTurn(id=self._new_id(), request=request, streaming=self._sampler.streaming_text(request))
         self._started += 1
         self._running[turn] = None
-        _keep(self._turns_by_digest, request.digest, turn, most=_MOST_RESENDABLE)
+        _keep(self._turns_by_digest, (request.digest, request.key), turn, most=_MOST_RESENDABLE)
         if request.stream and turn.streaming.finds_thoughts:
             self._nursery.start_soon(self._sampler.classify_stream, turn)
         self._nursery.start_soon(self._run, turn, name=f"session {self.id[:8]} turn {self._started}")
@@ -181,7 +191,8 @@ class GatewaySession:
     async def _answer(self, turn: AgentTurn) -> None:
         request = turn.request
         try:
-            answer, stop = await self._sampler.sample(turn, self._rollout)
+            async with self._place():
+                answer, stop = await self._sampler.sample(turn, self._rollout)
         except (Refusal, RequestRejected) as error:
             turn.end(None, error)
         except BaseException as error:  # noqa: ASYNC103  the boundary: the agent is told now, the rollout at its end
@@ -197,6 +208,23 @@ class GatewaySession:
                 messages = (*request.messages[request.instructions :], message_of(answer))
                 _keep(self._responses_by_id, turn.id, messages, most=_MOST_RESPONSES)
             turn.end(answer, None)
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncGenerator[None]:
+        """Hold one of the session's places for turns that are sampled; wait for one in the order of the requests.
+
+        Raises:
+          Refusal: no place became free within ``wait_seconds``.
+        """
+        seconds, at_once = self._settings.wait_seconds, self._settings.max_concurrent_turns
+        with trio.move_on_after(seconds) as limit:
+            await self._places.acquire()
+        if limit.cancelled_caught:
+            raise Refusal(429, f"turns of this session at once: {at_once} were sampled for {seconds} s", RETRY)
+        try:
+            yield
+        finally:
+            self._places.release()
 
     async def close(self) -> None:
         """Refuse new requests, let running turns finish within ``GatewaySettings.drain``, and cancel the rest.

@@ -15,7 +15,8 @@ class GatewaySettings:
       loopback; ``public_url`` is then the URL that they are given.
     - ``max_body`` and ``max_head``: most bytes of a request's body and head. ``max_requests``: most requests at once.
     - ``max_turns``: most turns of a session; a turn whose client left does not count. ``max_concurrent_turns``: most
-      turns of a session at once. ``drain``: time that running turns have to finish when a session is closed.
+      turns of a session that are sampled at once. Up to ``max_waiting_turns`` more wait for their place, each for
+      ``wait_seconds``; beyond that they are refused with 429. ``drain``: time that running turns have to finish when a session is closed.
     - ``context_length``: most tokens of prompt and answer together; None takes the servers' limit.
       ``default_max_tokens``: most new tokens for agents that name no limit; None takes the limit of the rollout's sampling.
     - ``agents_choose_temperature``: use the temperature and top_p of an agent's request. By default those of the rollout's
@@ -38,6 +39,8 @@ class GatewaySettings:
     max_requests: int = attrs.field(default=4096, validator=whole(1))
     max_turns: int | None = attrs.field(default=None, validator=_optional_whole)
     max_concurrent_turns: int = attrs.field(default=16, validator=whole(1))
+    max_waiting_turns: int = attrs.field(default=1024, validator=whole(0))
+    wait_seconds: float = attrs.field(default=600.0, converter=float, validator=seconds)
     drain: float = attrs.field(default=5.0, converter=float, validator=at_least(0.0))
     context_length: int | None = attrs.field(default=None, validator=_optional_whole)
     default_max_tokens: int | None = attrs.field(default=None, validator=_optional_whole)

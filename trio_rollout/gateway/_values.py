@@ -28,8 +28,8 @@ class ChatRequest:
     model: str = ""
     digest: str = ""
     """The same for identical requests."""
-    again: bool = False
-    """True if the client says that it sends the request again."""
+    key: str = ""
+    """The client's name for this one request (``Idempotency-Key``): the same whenever the request is sent again."""
     previous: str = ""
     """The id of the turn that this request continues; the messages then only go on from there."""
     instructions: int = 0
