@@ -1,25 +1,30 @@
 """``trio-rollout export``: the finished groups of a folder of results, as JSON lines or as a Parquet file.
 
-Both formats have the same fields (``group_object``). Parquet needs the extra ``export`` (pyarrow); values without one type for
-all groups (labels, metadata, messages, rewards by name) are JSON texts there.
+Both formats have the same fields (``group_object``), which is everything that the ledger has of a group. Parquet needs the extra
+``export`` (pyarrow); values without one type for all groups (labels, metadata, messages, tools, sampling, extras, rewards by
+name) are JSON texts there.
 """
 
 import itertools
 import json
 import math
+import os
+import stat
 import sys
-from collections.abc import Generator, Iterable, Mapping
+import tempfile
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, Final, TypeAlias
 
+import attrs
 import click
 import msgspec
 import numpy as np
 
 from .._core.lifecycle import State
-from .._core.values import Group, Prompt, Segment, Trajectory
-from ..ledger import read_ledger
+from .._core.values import Failure, Group, Prompt, Segment, Trajectory
+from ..ledger import LedgerReader, read_ledger
 from ._options import option
 
 Row: TypeAlias = dict[str, Any]
@@ -27,6 +32,20 @@ Row: TypeAlias = dict[str, Any]
 _ROW_GROUP = 64
 """Groups in a row group of Parquet: tens of megabytes with eight rollouts of some thousand tokens each."""
 _STATES = (State.READY, State.DELIVERED, State.ACKED)
+_LINE_ENDS: Final = ("\u0085", "\u2028", "\u2029")
+"""Characters that JSON allows in a string, and that end a line for many readers of lines."""
+_USERS: Final = ("messages", "tools", "label", "metadata", "sampling", "extra")
+"""The fields of a prompt without one type for all groups."""
+_OF_THE_LEDGER: Final = ("ledger.db*", "lock", "*.seg", "*.dead")
+
+
+@attrs.frozen
+class Exported:
+    """One group, its state, and the step of its batch; None if it was not delivered."""
+
+    group: Group
+    state: State = State.READY
+    step: int | None = None
 
 
 @click.command("export", short_help="Export finished groups: JSON lines, Parquet.")
@@ -47,47 +66,84 @@ _STATES = (State.READY, State.DELIVERED, State.ACKED)
 )
 @option(
     "--output",
-    "Write to this file instead of stdout. The file appears once it is complete.",
+    "Write to this file instead of stdout. The file appears once it is complete; a device or a pipe is written into.",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
 )
 def export(directory: Path, form: str, state: tuple[str, ...], output: Path | None) -> None:
     """Export the finished groups of a folder of results, also while a run writes to it.
 
-    A group has an id, an attempt, a prompt and trajectories. A trajectory has a status, a stop reason, a reward and
-    segments. A segment has tokens (prompt and response), response_length, and for the response loss_mask, log_probs,
-    versions (start, stop, weight version) and text.
+    A group has an id, an attempt, a state, the step of its batch, a prompt, trajectories and missing samples. A trajectory
+    has a status, a stop reason, a reward, metadata, an error and segments. A segment has tokens (prompt and response),
+    response_length, extras, and for the response loss_mask, log_probs, versions (start, stop, weight version) and text.
 
-    pandas and polars read both formats. In Parquet each field has one type: labels, metadata and messages are JSON texts,
-    and rewards by name are in the field "rewards". In jsonl they are as they were given; if their types differ between
-    groups, polars needs Parquet.
+    pandas and polars read both formats. In Parquet each field has one type: labels, metadata, messages, tools, sampling
+    and extras are JSON texts, and rewards by name are in the field "rewards". In jsonl they are as they were given; if
+    their types differ between groups, polars needs Parquet. One line of jsonl is one group for every reader of lines.
     """
     if form == "parquet" and output is None and sys.stdout.isatty():
         raise click.UsageError("parquet can't be written to a terminal: give --output FILE")
     write = write_parquet if form == "parquet" else write_jsonl
-    target = nullcontext(sys.stdout.buffer) if output is None else _complete_file(output)
+    target = nullcontext(sys.stdout.buffer) if output is None else _open_output(output, directory)
     with read_ledger(directory) as reader, target as file:
-        write((group for _, group in reader.groups(*map(State, state))), file)
+        write(_exported(reader, *map(State, state or _STATES)), file)
         file.flush()
+
+
+def _exported(reader: LedgerReader, *states: State) -> Iterator[Exported]:
+    for summary in reader.summaries(*states):
+        if isinstance(group := reader.group_by_id(summary.id), Group):
+            yield Exported(group, summary.state, summary.step)
+
+
+@contextmanager
+def _open_output(output: Path, directory: Path) -> Generator[BinaryIO]:
+    """Open the output: a new or a regular file appears once it is complete; everything else is written into."""
+    try:
+        found = _replaceable(output)
+        if found is None:
+            with os.fdopen(os.open(output, os.O_WRONLY | os.O_APPEND), "wb") as file:
+                yield file
+        elif found.parent == directory.resolve() and any(map(found.match, _OF_THE_LEDGER)):
+            raise click.UsageError(f"--output {output} is a file of the ledger {directory}")
+        else:
+            with _complete_file(found) as file:
+                yield file
+    except OSError as error:
+        raise click.ClickException(f"can't write {output}: {error.strerror or error}") from error
+
+
+def _replaceable(output: Path) -> Path | None:
+    """Return the name that a complete file may take: symbolic links are followed and stay. None: it must be written into.
+
+    A descriptor under /proc, which /dev/stdout leads to, is not a name: a file that is appended to would lose its beginning.
+    """
+    while output.is_symlink():
+        if output.parent.resolve().is_relative_to("/proc"):
+            return None
+        output = output.parent / output.readlink()
+    if output.exists() and not output.is_file():
+        return None
+    return output.parent.resolve() / output.name
 
 
 @contextmanager
 def _complete_file(output: Path) -> Generator[BinaryIO]:
-    """Open a file that appears under its name only once it is complete."""
-    partial = output.with_name(f".{output.name}.partial")
+    """Open a file that appears under its name only once it is complete, with the mode of the file that it replaces."""
+    fd, partial = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.", suffix=".partial")
     try:
-        with partial.open("wb") as file:
+        with os.fdopen(fd, "wb") as file:
+            os.umask(mask := os.umask(0o077))
+            os.fchmod(fd, stat.S_IMODE(output.stat().st_mode) if output.exists() else 0o666 & ~mask)
             yield file
-        partial.replace(output)
-    except OSError as error:
-        raise click.ClickException(f"can't write {output}: {error.strerror or error}") from error
+        Path(partial).replace(output)
     finally:
-        partial.unlink(missing_ok=True)
+        Path(partial).unlink(missing_ok=True)
 
 
-def write_jsonl(groups: Iterable[Group], file: BinaryIO) -> None:
+def write_jsonl(found: Iterable[Exported], file: BinaryIO) -> None:
     """Write the groups as JSON lines."""
-    file.writelines(json_text(group_object(group)).encode() + b"\n" for group in groups)
+    file.writelines(json_text(group_object(one)).encode() + b"\n" for one in found)
 
 
 def _prompt(prompt: Prompt) -> dict[str, object]:
@@ -98,8 +154,9 @@ def _prompt(prompt: Prompt) -> dict[str, object]:
     elif prompt.text is not None:
         shown["text"] = prompt.text
     else:
-        shown["messages"] = prompt.messages
-    return shown | {"label": prompt.label, "metadata": prompt.metadata}
+        shown |= {"messages": prompt.messages, "tools": prompt.tools}
+    sampling = None if prompt.sampling is None else attrs.asdict(prompt.sampling)
+    return shown | {"label": prompt.label, "metadata": prompt.metadata, "sampling": sampling, "extra": prompt.extra}
 
 
 def _segment(segment: Segment) -> dict[str, object]:
@@ -110,7 +167,15 @@ def _segment(segment: Segment) -> dict[str, object]:
         "log_probs": segment.log_probs.tolist(),
         "versions": [list(span) for span in segment.versions],
         "text": segment.text,
+        "extras": dict(segment.extras),
     }
+
+
+def _failure(failure: Failure | None) -> dict[str, object] | None:
+    if failure is None:
+        return None
+    texts = {"type": failure.type, "message": failure.message, "traceback": failure.traceback}
+    return {"cause": failure.cause.value, **texts, "attempt": failure.attempt}
 
 
 def _trajectory(trajectory: Trajectory) -> dict[str, object]:
@@ -120,17 +185,23 @@ def _trajectory(trajectory: Trajectory) -> dict[str, object]:
         "stop": trajectory.stop.value,
         "reward": trajectory.reward,
         "turns": trajectory.turns,
+        "metadata": trajectory.metadata,
+        "error": _failure(trajectory.error),
         "segments": [_segment(segment) for segment in trajectory.segments],
     }
 
 
-def group_object(group: Group) -> dict[str, Any]:
+def group_object(found: Exported) -> dict[str, Any]:
     """Return the group as JSON data, except for values that users attached. ``versions`` are [start, stop, version]."""
+    group = found.group
     return {
         "id": str(group.id),
         "attempt": group.attempt,
+        "state": found.state.value,
+        "step": found.step,
         "prompt": _prompt(group.prompt),
         "trajectories": [_trajectory(trajectory) for trajectory in group.trajectories],
+        "missing": [{"index": sample.index, "error": _failure(sample.failure)} for sample in group.missing],
     }
 
 
@@ -164,9 +235,12 @@ def clean(text: str) -> str:
 def json_text(value: object) -> str:
     """Return a value as JSON on one line. NaN and infinity become null, lone surrogates question marks."""
     try:
-        return msgspec.json.encode(value, enc_hook=_users_value).decode()
+        text = msgspec.json.encode(value, enc_hook=_users_value).decode()
     except (UnicodeEncodeError, TypeError):  # a lone surrogate, or an odd key
         return json.dumps(_plain(value))
+    for char in _LINE_ENDS:
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return text
 
 
 def _pyarrow() -> Any:
@@ -190,7 +264,9 @@ def _schema(pa: Any) -> Any:
         log_probs=pa.list_(pa.float32()),
         versions=pa.list_(struct(start=int32, stop=int32, version=int64)),
         text=text,
+        extras=text,
     )
+    error = struct(cause=text, type=text, message=text, traceback=text, attempt=int32)
     trajectory = struct(
         index=int32,
         status=text,
@@ -198,22 +274,37 @@ def _schema(pa: Any) -> Any:
         reward=pa.float64(),
         rewards=text,
         turns=int32,
+        metadata=text,
+        error=error,
         segments=pa.list_(segment),
     )
-    prompt = struct(id=text, epoch=int64, input_ids=ids, text=text, messages=text, label=text, metadata=text)
-    return pa.schema(struct(id=text, attempt=int64, prompt=prompt, trajectories=pa.list_(trajectory)))
+    users = dict.fromkeys(_USERS, text)
+    return pa.schema(
+        struct(
+            id=text,
+            attempt=int64,
+            state=text,
+            step=int64,
+            prompt=struct(id=text, epoch=int64, input_ids=ids, text=text, **users),
+            trajectories=pa.list_(trajectory),
+            missing=pa.list_(struct(index=int32, error=error)),
+        )
+    )
 
 
 def _prompt_row(prompt: Row) -> Row:
-    users = ("messages", "label", "metadata")
-    as_json = {name: json_text(prompt[name]) for name in users if prompt.get(name) is not None}
+    as_json = {name: json_text(prompt[name]) for name in _USERS if prompt.get(name) is not None}
     text = None if "text" not in prompt else clean(prompt["text"])
     return {**prompt, "id": clean(prompt["id"]), "text": text, **as_json}
 
 
 def _segment_row(segment: Row) -> Row:
     versions = [dict(zip(("start", "stop", "version"), span, strict=True)) for span in segment["versions"]]
-    return {**segment, "text": clean(segment["text"]), "versions": versions}
+    return {**segment, "text": clean(segment["text"]), "versions": versions, "extras": json_text(segment["extras"])}
+
+
+def _error_row(error: Row | None) -> Row | None:
+    return error and {name: clean(value) if isinstance(value, str) else value for name, value in error.items()}
 
 
 def _trajectory_row(trajectory: Row) -> Row:
@@ -223,25 +314,32 @@ def _trajectory_row(trajectory: Row) -> Row:
         **trajectory,
         "reward": None if by_name else reward,
         "rewards": json_text(reward) if by_name else None,
+        "metadata": json_text(trajectory["metadata"]),
+        "error": _error_row(trajectory["error"]),
         "segments": [_segment_row(segment) for segment in trajectory["segments"]],
     }
 
 
-def row_of(group: Group) -> Row:
+def row_of(found: Exported) -> Row:
     """Return the group as a row of Parquet."""
-    found = group_object(group)
-    trajectories = [_trajectory_row(trajectory) for trajectory in found["trajectories"]]
-    return {**found, "id": clean(found["id"]), "prompt": _prompt_row(found["prompt"]), "trajectories": trajectories}
+    row = group_object(found)
+    return {
+        **row,
+        "id": clean(row["id"]),
+        "prompt": _prompt_row(row["prompt"]),
+        "trajectories": [_trajectory_row(trajectory) for trajectory in row["trajectories"]],
+        "missing": [{**sample, "error": _error_row(sample["error"])} for sample in row["missing"]],
+    }
 
 
-def write_parquet(groups: Iterable[Group], file: BinaryIO) -> None:
+def write_parquet(found: Iterable[Exported], file: BinaryIO) -> None:
     """Write the groups as Parquet.
 
     Raises:
       click.ClickException: pyarrow is not installed.
     """
     pa = _pyarrow()
-    schema, rows = _schema(pa), map(row_of, groups)
+    schema, rows = _schema(pa), map(row_of, found)
     with pa.parquet.ParquetWriter(file, schema) as writer:
         while chunk := list(itertools.islice(rows, _ROW_GROUP)):
             writer.write_table(pa.Table.from_pylist(chunk, schema=schema))
