@@ -4,13 +4,17 @@ One ``record(events)`` call is one transaction: either all of them are on disk o
 """
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import Final, TypeAlias
 
 import attrs
 
 from .enums import Cause
+from .lifecycle import State
 from .samples import SampleCounts
 from .values import Failure, Group, GroupId, Prompt, QuarantineReport, Trajectory
+
+NO_WASTE: Final[Mapping[Cause, int]] = MappingProxyType({})
 
 
 @attrs.frozen(kw_only=True)
@@ -27,7 +31,8 @@ class Requeued:
 
     ``samples`` are the tries of each sample, by index; empty if none was tried in vain. The kept samples stay. A finished
     group that is too old (``Cause.STALE``) waits again without samples: those that are still fresh enough are recorded
-    after this event, in the same transaction, each as a ``SampleKept``.
+    after this event, in the same transaction, each as a ``SampleKept``. ``wasted`` here and in other events: the tokens
+    that were sampled for the group in vain so far, by cause.
     """
 
     id: GroupId
@@ -37,6 +42,7 @@ class Requeued:
     unpenalized: int
     error: Failure | None = None
     samples: tuple[SampleCounts, ...] = ()
+    wasted: Mapping[Cause, int] = NO_WASTE
 
 
 @attrs.frozen(kw_only=True)
@@ -44,12 +50,14 @@ class SampleKept:
     """A sample of a waiting group is finished, and stays until the group settles. Its prompt must be the group's.
 
     Written in the background, so it may come late. Of two trajectories of one sample that of the newer attempt counts. The
-    sample of a group that has settled is ignored: a ready group has its samples in its body.
+    sample of a group that has settled is ignored: a ready group has its samples in its body. ``tokens`` here and in other
+    events: how many were sampled for it.
     """
 
     id: GroupId
     attempt: int
     trajectory: Trajectory
+    tokens: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -69,6 +77,7 @@ class SamplesTried:
 
     id: GroupId
     samples: tuple[SampleCounts, ...]
+    wasted: Mapping[Cause, int] = NO_WASTE
 
 
 @attrs.frozen(kw_only=True)
@@ -76,6 +85,8 @@ class Ready:
     """A group is finished and waits for delivery. A ready group replaces its prompt and its kept samples."""
 
     group: Group
+    tokens: int = 0
+    wasted: Mapping[Cause, int] = NO_WASTE
 
 
 @attrs.frozen(kw_only=True)
@@ -85,6 +96,8 @@ class Filtered:
     id: GroupId
     attempt: int
     reason: str
+    tokens: int = 0
+    wasted: Mapping[Cause, int] = NO_WASTE
 
 
 @attrs.frozen(kw_only=True)
@@ -96,6 +109,31 @@ class Quarantined:
 
     report: QuarantineReport
     unscored: tuple[Trajectory, ...] = ()
+    wasted: Mapping[Cause, int] = NO_WASTE
+
+
+@attrs.frozen(kw_only=True)
+class Retried:
+    """A quarantined group waits again, with its samples and with new tries."""
+
+    id: GroupId
+
+
+@attrs.frozen(kw_only=True)
+class Rescored:
+    """Rescoring ``number`` is through with a group.
+
+    A group that is ready, delivered or acked has ``group`` as its new body. One that is waiting or quarantined has
+    ``kept`` and ``unscored`` in place of the stored trajectories of the same samples, and is quarantined with ``report``
+    if there is one.
+    """
+
+    id: GroupId
+    number: int
+    group: Group | None = None
+    kept: tuple[Trajectory, ...] = ()
+    unscored: tuple[Trajectory, ...] = ()
+    report: QuarantineReport | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -138,6 +176,8 @@ LedgerEvent: TypeAlias = (
     | Ready
     | Filtered
     | Quarantined
+    | Retried
+    | Rescored
     | Delivered
     | Acked
     | Restored
@@ -162,7 +202,7 @@ class Unfinished:
     """A group that was pulled and not settled when the last run ended, with the counts of its attempts.
 
     ``samples`` are the tries of each sample as of the last requeue, by index, or empty; ``kept`` the finished samples, by
-    index.
+    index; ``unscored`` those that only lack a reward.
     """
 
     prompt: Prompt
@@ -171,6 +211,41 @@ class Unfinished:
     unpenalized: int
     samples: tuple[SampleCounts, ...] = ()
     kept: tuple[Trajectory, ...] = ()
+    unscored: tuple[Trajectory, ...] = ()
+    wasted: Mapping[Cause, int] = NO_WASTE
+
+
+@attrs.frozen(kw_only=True)
+class Stored:
+    """A group with everything that a ledger has of it, for rescoring.
+
+    ``place`` orders groups by their pull. ``trajectories`` are those of its body or its stored samples, by index;
+    ``tokens`` how many were sampled for them. ``group`` is the body of a group that is finished, ``report`` the report of
+    one that is quarantined.
+    """
+
+    place: int
+    state: State
+    attempt: int
+    prompt: Prompt
+    trajectories: tuple[Trajectory, ...]
+    tokens: int = 0
+    group: Group | None = None
+    report: QuarantineReport | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Rescoring:
+    """A rescoring of a ledger, as it begins.
+
+    ``goes_on``: an interrupted one is taken up. ``left`` counts the groups to score, ``skipped`` others by the reason.
+    """
+
+    number: int
+    goes_on: bool
+    samples_per_prompt: int
+    left: int
+    skipped: Mapping[str, int]
 
 
 @attrs.frozen(kw_only=True)

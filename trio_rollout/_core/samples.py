@@ -125,7 +125,7 @@ class Samples:
         for trajectory in kept:
             samples[trajectory.index].state = SampleState.FINISHED
             samples[trajectory.index].trajectory = trajectory
-            samples[trajectory.index].tokens = sum(int(segment.loss_mask.sum()) for segment in trajectory.segments)
+            samples[trajectory.index].tokens = tokens_of(trajectory)
         for sample in samples:
             if sample.state is SampleState.MISSING and sample.counts.attempts >= max_attempts:
                 sample.state = SampleState.FAILED
@@ -248,6 +248,11 @@ class Samples:
             sample.state = SAMPLE_TRANSITIONS[sample.state][event]
         except KeyError:
             raise IllegalTransition(f"sample {index} that is {sample.state.value} cannot {event.value}") from None
+
+
+def tokens_of(trajectory: Trajectory) -> int:
+    """Return the number of tokens in a trajectory that were sampled and are trained."""
+    return sum(int(segment.loss_mask.sum()) for segment in trajectory.segments)
 
 
 def _oldest(trajectory: Trajectory | None) -> float:

@@ -88,6 +88,16 @@ def decode_counts(data: bytes | None) -> tuple[SampleCounts, ...]:
     return () if data is None else tuple(starmap(SampleCounts, unpacked(data)))
 
 
+def encode_wasted(wasted: Mapping[Cause, int]) -> bytes | None:
+    """Encode tokens by cause; None for none."""
+    return packed({cause.value: tokens for cause, tokens in wasted.items() if tokens}) if wasted else None
+
+
+def decode_wasted(data: bytes | None) -> dict[Cause, int]:
+    """Decode the result of ``encode_wasted``."""
+    return {} if data is None else {Cause(cause): tokens for cause, tokens in unpacked(data).items()}
+
+
 def prompt_of_group(data: bytes | memoryview) -> bytes:
     """Return the encoded prompt of an encoded group."""
     return encode_prompt(_prompt_from(unpacked(data)["prompt"]))

@@ -17,11 +17,13 @@ from typing import Protocol, TypeVar, final
 import attrs
 import trio
 
-from .._core.ledger_events import LedgerEvent, Recovered, RunIdentity
+from .._core.ledger_events import LedgerEvent, Recovered, Rescoring, RunIdentity, Stored
+from .._core.lifecycle import State
 from .._util.service import open_service
 from ..errors import LedgerError
 from ._disk import Disk, RealDisk
 from ._group_commit import BatchLimits, GroupCommit
+from ._rescoring import STATES
 from ._store import Store, StoreLimits
 from ._transaction import Transaction, encode_transaction, size_of
 
@@ -59,6 +61,7 @@ class DiskLedger:
     _io: RunIO
     _limits: BatchLimits
     _settings: Mapping[str, str]
+    _retry_quarantined: bool
     _limiter: trio.CapacityLimiter = attrs.field(factory=partial(trio.CapacityLimiter, 1), init=False)
     _commits: GroupCommit[Transaction] = attrs.field(init=False)
     _begun: bool = attrs.field(default=False, init=False)
@@ -72,12 +75,39 @@ class DiskLedger:
         Blocks while the ledger is read. Cancelled, the ledger may have been bound to the run; nothing else has changed.
 
         Raises:
-          LedgerError: the ledger belongs to another run, or is damaged.
+          LedgerError: the ledger belongs to another run, is half rescored, or is damaged.
         """
         named = attrs.evolve(identity, settings={**identity.settings, **self._settings})
-        found = await self._run(partial(self._store.begin, named))
+        begin = partial(self._store.begin, named, retry_quarantined=self._retry_quarantined)
+        found = await self._run(begin)
         self._begun = True
         return found
+
+    async def begin_rescoring(self, reward: str, states: Sequence[State] = STATES, *, again: bool = False) -> Rescoring:
+        """Begin to score what is stored again with the reward of this name, or go on with that if it was interrupted.
+
+        ``again``: begin anew all the same. Blocks until it is on disk. Cancelled, it may have begun.
+
+        Raises:
+          LedgerError: no run has begun, or only some groups would get another reward than the one that the ledger names.
+        """
+        found = await self._run(partial(self._store.begin_rescoring, reward, states, again=again))
+        self._begun = True
+        return found
+
+    async def stored_after(self, place: int, number: int, states: Sequence[State], limit: int) -> Sequence[Stored]:
+        """Return the next groups that a rescoring has not been through, in the order of their pulls, with their bodies.
+
+        Blocks while they are read. Cancelled, nothing has changed.
+
+        Raises:
+          LedgerError: a body is damaged.
+        """
+        return await self._run(partial(self._store.stored_after, place, number, states, limit))
+
+    async def finish_rescoring(self, number: int) -> None:
+        """Note that a rescoring is through with every group. Blocks until it is on disk. Cancelled, it may be noted."""
+        await self._run(partial(self._store.finish_rescoring, number))
 
     async def record(self, events: Sequence[LedgerEvent]) -> None:
         """Write these events in one transaction.
@@ -128,6 +158,7 @@ async def open_ledger(
     *,
     keep_acked: bool = False,
     settings: Mapping[str, str] | None = None,
+    retry_quarantined: bool = False,
     batch: BatchLimits = _BATCH,
     sizes: StoreLimits = _SIZES,
     disk: Disk | None = None,
@@ -137,7 +168,8 @@ async def open_ledger(
 
     ``keep_acked`` keeps acked groups for ``trio-rollout export``; otherwise their space is reclaimed. A ledger belongs to the
     source and the samples per prompt of its first run. ``settings`` names what else must not change between its runs:
-    ``{"reward": "exact_match, version 2"}``. ``batch`` and ``sizes`` limit commits and files; ``disk`` and ``io`` are for
+    ``{"reward": "exact_match, version 2"}``. ``retry_quarantined`` lets quarantined groups run again when a run begins: with
+    new tries, and only the samples that are missing. ``batch`` and ``sizes`` limit commits and files; ``disk`` and ``io`` are for
     simulations. Entering blocks while the files of an earlier run are made consistent. Leaving blocks until an accepted
     write has ended and the database is closed.
 
@@ -146,6 +178,6 @@ async def open_ledger(
     """
     where = fspath(path)
     store = Store(where=where, disk=disk or RealDisk(Path(where)), keep_acked=keep_acked, limits=sizes)
-    ledger = DiskLedger(store, io, batch, settings or {})
+    ledger = DiskLedger(store, io, batch, settings or {}, retry_quarantined)
     async with open_service(ledger._serve, ledger._leave):
         yield ledger

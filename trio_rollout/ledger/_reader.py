@@ -5,8 +5,10 @@ has reclaimed or moved meanwhile is looked up again.
 """
 
 import json
-from collections.abc import Callable, Generator, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar, final
@@ -15,12 +17,13 @@ import apsw
 import attrs
 
 from .._core.enums import Cause
-from .._core.ledger_events import RunIdentity
+from .._core.ledger_events import NO_WASTE, RunIdentity
 from .._core.lifecycle import State
+from .._core.statistics import TokenCounts
 from .._core.values import Failure, Group, GroupId, Prompt, QuarantineReport
 from ..errors import LedgerError
 from . import _schema
-from ._codec import decode_failure, decode_group, decode_prompt, decode_sample, unpacked
+from ._codec import decode_failure, decode_group, decode_prompt, decode_sample, decode_wasted, unpacked
 from ._disk import DATABASE, read_at
 from ._location import Inline, Location, location_of
 from ._recover import quarantined
@@ -30,12 +33,32 @@ from ._segments import name_of
 T = TypeVar("T")
 
 _PAGE = 256
-_SELECT = """
-SELECT seq, epoch, prompt, state, attempt, attempts, step, cause, reason, oldest, newest, rewards, error,
-(SELECT count(*) FROM samples WHERE samples.seq = groups.seq AND scored) FROM groups WHERE
-"""
+_SHARED = [
+    "epoch",
+    "prompt",
+    "state",
+    "attempt",
+    "attempts",
+    "step",
+    "cause",
+    "reason",
+    "oldest",
+    "newest",
+    "rewards",
+    "wasted",
+]
+_COLUMNS = ("place", *_SHARED, "error", "kept", "tokens", "is_stored")
+_SELECT = f"""
+SELECT seq, {", ".join(_SHARED)}, error,
+(SELECT count(*) FROM samples WHERE samples.seq = groups.seq AND scored),
+tokens + (SELECT coalesce(sum(tokens), 0) FROM samples WHERE samples.seq = groups.seq), 1 FROM groups WHERE
+"""  # ruff: ignore[hardcoded-sql-expression]  ours
+_ENDED = f"SELECT id, {', '.join(_SHARED)}, NULL, 0, tokens, 0 FROM ended WHERE"  # ruff: ignore[hardcoded-sql-expression]  ours
 _ROWS = f"{_SELECT} seq > ? AND state IN (SELECT value FROM json_each(?)) ORDER BY seq LIMIT ?"  # ruff: ignore[hardcoded-sql-expression]  ours
 _ROW = f"{_SELECT} epoch = ? AND prompt = ?"
+_ENDED_ROWS = f"{_ENDED} id > ? AND state IN (SELECT value FROM json_each(?)) ORDER BY id LIMIT ?"  # ruff: ignore[hardcoded-sql-expression]  ours
+_ENDED_ROW = f"{_ENDED} epoch = ? AND prompt = ? ORDER BY id DESC LIMIT 1"
+_BECAME = {State.DELIVERED: "delivered", State.ACKED: "delivered", State.FILTERED: "filtered"}
 _WITH_GROUP = (State.READY, State.DELIVERED, State.ACKED)
 
 
@@ -43,7 +66,9 @@ _WITH_GROUP = (State.READY, State.DELIVERED, State.ACKED)
 class GroupSummary:
     """One group without its tokens. ``attempts`` counts the attempts that were used up, ``attempt`` is the last one's number.
 
-    ``kept`` counts the finished samples of a group that is waiting or quarantined.
+    ``kept`` counts the finished samples of a group that is waiting or quarantined. ``tokens`` were sampled for its body or
+    for its stored samples, ``wasted`` in vain, by cause. ``is_stored`` is False for a group that was acked or filtered and
+    not kept.
     """
 
     id: GroupId
@@ -58,23 +83,29 @@ class GroupSummary:
     rewards: tuple[Any, ...]
     error: Failure | None
     kept: int = 0
+    tokens: int = 0
+    wasted: Mapping[Cause, int] = NO_WASTE
+    is_stored: bool = True
 
 
 def _summary(row: tuple[Any, ...]) -> GroupSummary:
-    _, epoch, prompt, state, attempt, attempts, step, cause, reason, oldest, newest, rewards, error, kept = row
+    found = dict(zip(_COLUMNS, row, strict=True))
     return GroupSummary(
-        id=GroupId(epoch, prompt),
-        state=State(state),
-        attempt=attempt,
-        attempts=attempts,
-        step=step,
-        cause=None if cause is None else Cause(cause),
-        reason=reason,
-        oldest_version=oldest,
-        newest_version=newest,
-        rewards=() if rewards is None else tuple(unpacked(rewards)),
-        error=None if error is None else decode_failure(error),
-        kept=kept,
+        id=GroupId(found["epoch"], found["prompt"]),
+        state=State(found["state"]),
+        attempt=found["attempt"],
+        attempts=found["attempts"],
+        step=found["step"],
+        cause=None if found["cause"] is None else Cause(found["cause"]),
+        reason=found["reason"],
+        oldest_version=found["oldest"],
+        newest_version=found["newest"],
+        rewards=() if found["rewards"] is None else tuple(unpacked(found["rewards"])),
+        error=None if found["error"] is None else decode_failure(found["error"]),
+        kept=found["kept"],
+        tokens=found["tokens"],
+        wasted=decode_wasted(found["wasted"]),
+        is_stored=bool(found["is_stored"]),
     )
 
 
@@ -102,23 +133,50 @@ class LedgerReader:
         return _schema.get_int(self._db, "next_step")
 
     def weight_version(self) -> int | None:
-        """Return the newest weight version that was recorded."""
-        version = _schema.get(self._db, "weight_version")
+        """Return the version of the last weight update, or of the newest token of a finished group; None without both."""
+        ((newest,),) = self._db.execute(
+            "SELECT max(newest) FROM (SELECT newest FROM groups UNION ALL SELECT newest FROM ended)"
+        )
+        known = _schema.get(self._db, "weight_version")
+        version = newest if known is None else known
         return version if isinstance(version, int) else None
+
+    def tokens(self) -> TokenCounts:
+        """Return the sampled tokens by what became of them, as ``statistics().tokens`` does for one run.
+
+        Those of tries under way, and of tries that a killed process had under way, are in no ledger.
+        """
+        delivered, filtered = (_schema.get_int(self._db, f"{state}_tokens") for state in ("acked", "filtered"))
+        counts = {"kept": 0, "delivered": delivered, "filtered": filtered}
+        wasted = Counter({cause: _schema.get_int(self._db, f"wasted_{cause.value}") for cause in Cause})
+        for summary in chain(self.summaries(), self.ended()):
+            wasted.update(summary.wasted)
+            if summary.state is State.QUARANTINED:
+                wasted[summary.cause or Cause.ERROR] += summary.tokens
+            else:
+                counts[_BECAME.get(summary.state, "kept")] += summary.tokens
+        return TokenCounts(in_flight=0, wasted={cause: lost for cause, lost in wasted.items() if lost}, **counts)
 
     def summaries(self, *states: State) -> Iterator[GroupSummary]:
         """Yield the groups in these states, in any state if none is given, in the order they were pulled."""
         return map(_summary, self._rows(states))
 
     def summary_by_id(self, gid: GroupId) -> GroupSummary | None:
-        """Return one group's summary; None if the ledger has no row of it."""
-        row = self._db.execute(_ROW, tuple(gid)).fetchone()
+        """Return one group's summary; None if the ledger has no row of it, or none any more."""
+        row = self._db.execute(_ROW, tuple(gid)).fetchone() or self._db.execute(_ENDED_ROW, tuple(gid)).fetchone()
         return None if row is None else _summary(row)
 
+    def ended(self, *states: State) -> Iterator[GroupSummary]:
+        """Yield the last groups that were acked or filtered and not kept, in the order of their ends; older ones are counted."""
+        return map(_summary, self._pages(_ENDED_ROWS, states))
+
     def _rows(self, states: tuple[State, ...]) -> Iterator[tuple[Any, ...]]:
+        return self._pages(_ROWS, states)
+
+    def _pages(self, query: str, states: tuple[State, ...]) -> Iterator[tuple[Any, ...]]:
         wanted = json.dumps([state.value for state in states or State])
         last: Any = -1
-        while page := self._db.execute(_ROWS, (last, wanted, _PAGE)).fetchall():
+        while page := self._db.execute(query, (last, wanted, _PAGE)).fetchall():
             last = page[-1][0]
             yield from page
 

@@ -9,7 +9,15 @@ from .._core.enums import Cause
 from .._core.ledger_events import Recovered, Unfinished
 from .._core.values import Group, GroupId, QuarantineReport
 from . import _schema
-from ._codec import decode_counts, decode_failure, decode_group, decode_prompt, decode_sample, unpacked
+from ._codec import (
+    decode_counts,
+    decode_failure,
+    decode_group,
+    decode_prompt,
+    decode_sample,
+    decode_wasted,
+    unpacked,
+)
 from ._location import Location, location_of
 from ._samples import find_samples
 
@@ -50,19 +58,21 @@ def quarantined(db: apsw.Connection) -> tuple[QuarantineReport, ...]:
 
 def _unfinished(db: apsw.Connection, read: Read) -> Iterator[Unfinished]:
     rows = db.execute(
-        "SELECT seq, attempt, attempts, free, counts, segment, start, length, crc, body "
+        "SELECT seq, attempt, attempts, free, counts, wasted, segment, start, length, crc, body "
         "FROM whole WHERE state = 'waiting' ORDER BY place"
     )
-    for seq, attempt, attempts, free, counts, *columns in rows:
-        prompt = decode_prompt(_body(read, columns))
-        kept = (decode_sample(read(location), prompt) for scored, location in find_samples(db, seq) if scored)
+    for seq, attempt, attempts, free, counts, wasted, *columns in rows:
+        prompt = decode_prompt(read_body(read, columns))
+        found = [(scored, decode_sample(read(location), prompt)) for scored, location in find_samples(db, seq)]
         yield Unfinished(
             prompt=prompt,
             attempt=attempt,
             attempts=attempts,
             unpenalized=free,
             samples=decode_counts(counts),
-            kept=tuple(kept),
+            kept=tuple(row for scored, row in found if scored),
+            unscored=tuple(row for scored, row in found if not scored),
+            wasted=decode_wasted(wasted),
         )
 
 
@@ -72,13 +82,14 @@ def _finished(db: apsw.Connection, read: Read, state: str) -> Iterator[tuple[int
         "SELECT step, segment, start, length, crc, body FROM whole WHERE state = ? ORDER BY place", (state,)
     )
     for step, *columns in rows:
-        yield step, decode_group(_body(read, columns))
+        yield step, decode_group(read_body(read, columns))
 
 
-def _body(read: Read, columns: Sequence[Any]) -> bytes:
+def read_body(read: Read, columns: Sequence[Any]) -> bytes:
+    """Return the body that these columns locate; there must be one."""
     location = location_of(*columns)
     if location is None:
-        raise AssertionError("an unfinished, ready or delivered group without a body")
+        raise AssertionError("an unfinished or finished group without a body")
     return read(location)
 
 

@@ -6,7 +6,7 @@ the number it finished under, and an ack the step of the delivery. A sample is n
 attempt it is of, and it is ignored only once its group has settled.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, assert_never, final
 
@@ -22,22 +22,32 @@ from .._core.ledger_events import (
     Quarantined,
     Ready,
     Requeued,
+    Rescored,
     Restored,
+    Retried,
     SampleKept,
     SamplesDropped,
     SamplesTried,
     VersionChanged,
 )
-from .._core.values import GroupId
+from .._core.samples import tokens_of
+from .._core.values import GroupId, QuarantineReport
 from ..errors import LedgerError
 from . import _schema
-from ._codec import encode_counts, prompt_of_group
+from ._codec import decode_wasted, encode_counts, encode_wasted, prompt_of_group
 from ._location import Inline, InSegment, Location, segment_columns
 from ._samples import SampleRow, SampleRows
 from ._transaction import EncodedEvent
 
-_FIND = "SELECT seq, state, attempt, step, segment, start, length, crc FROM groups WHERE epoch = ? AND prompt = ?"
-_IN_SEGMENT = "SELECT seq, state, attempt, step, segment, start, length, crc FROM groups WHERE segment = ?"
+_SELECT = "SELECT seq, state, attempt, step, segment, start, length, crc FROM groups WHERE"
+_FIND = f"{_SELECT} epoch = ? AND prompt = ?"
+_END = """
+INSERT INTO ended(epoch, prompt, state, attempt, attempts, step, cause, reason, oldest, newest, rewards, tokens, wasted)
+SELECT epoch, prompt, ?, attempt, attempts, step, cause, reason, oldest, newest, rewards, tokens, wasted FROM groups WHERE seq = ?
+"""
+_MOST_ENDED = 10_000
+"""Groups whose rows outlive them, to be looked at: some 2 MB. All others are only counted."""
+_IN_SEGMENT = f"{_SELECT} segment = ?"
 
 
 @attrs.frozen(kw_only=True)
@@ -114,6 +124,31 @@ class Rows:
         query = f"UPDATE groups SET {names} WHERE seq = ?"  # ruff: ignore[hardcoded-sql-expression]  our own keywords
         self.db.execute(query, (*columns.values(), row.seq))
 
+    def quarantine(self, row: Row, report: QuarantineReport, error: bytes | None, **columns: bytes | None) -> None:
+        """Move a group to the end of the quarantined ones, with this report and its encoded error."""
+        self.update(
+            row,
+            state="quarantined",
+            place=self.next_place(),
+            attempts=report.attempts,
+            cause=report.cause.value,
+            error=error,
+            **columns,
+        )
+
+    def retry(self, row: Row) -> None:
+        """Let a quarantined group wait again, behind all others, with new tries; what was sampled for it stays."""
+        self.update(row, state="waiting", place=self.next_place(), attempts=0, free=0, counts=None)
+
+    def retry_quarantined(self) -> None:
+        """Let all quarantined groups wait again, in the order of their pulls, but those that never had a try.
+
+        The prompt of such a group could not be stored: there is nothing to try.
+        """
+        which = "state = 'quarantined' AND attempts > 0 ORDER BY seq"
+        for row in map(_row, self.db.execute(f"{_SELECT} {which}").fetchall()):
+            self.retry(row)
+
     def set_body(self, row: Row, body: Location | None, **columns: int | str | bytes | None) -> None:
         """Replace the row's body, and set columns."""
         segment, start, length, crc = segment_columns(body)
@@ -133,6 +168,22 @@ class Rows:
         """Delete a group's row and its body."""
         self.db.execute("DELETE FROM groups WHERE seq = ?", (row.seq,))
         self._store_body(row.seq, row.location, None)
+
+    def end(self, row: Row, state: str) -> None:
+        """Delete a group's row and its body; what can be said of it without the body stays for a while."""
+        self.db.execute(_END, (state, row.seq))
+        self.delete(row)
+
+    def forget_ended(self) -> None:
+        """Delete the oldest of the rows that outlived their groups, if there are too many, and count their tokens."""
+        old: Any = self.db.execute(
+            "DELETE FROM ended WHERE id <= (SELECT max(id) FROM ended) - ? RETURNING state, tokens, wasted",
+            (_MOST_ENDED,),
+        ).fetchall()
+        for state, tokens, wasted in old:
+            _schema.add(self.db, f"{state}_tokens", tokens)
+            for cause, lost in decode_wasted(wasted).items():
+                _schema.add(self.db, f"wasted_{cause.value}", lost)
 
     def in_segment(self, segment: int, *, limit: int) -> list[tuple[Row | SampleRow, InSegment]]:
         """Return rows whose bodies are in a segment, up to ``limit`` bytes, and at least one if there is any."""
@@ -201,8 +252,10 @@ class EventApplier:
                 self._filtered(event)
             case Quarantined():
                 self._quarantined(event, locations, item.note)
-            case Delivered() | Acked() | Restored():
-                self._batch(event)
+            case Rescored():
+                self._rescored(event, list(locations), item.note)
+            case Delivered() | Acked() | Restored() | Retried():
+                self._moved(event)
             case VersionChanged():
                 _schema.put(self.rows.db, "weight_version", event.version)
             case _:
@@ -231,10 +284,10 @@ class EventApplier:
             self.rows.samples.drop(row.seq, event.indices)
             return
         if isinstance(event, SamplesTried):
-            self.rows.update(row, counts=encode_counts(event.samples))
+            self.rows.update(row, counts=encode_counts(event.samples), wasted=encode_wasted(event.wasted))
             return
         (location,) = locations
-        self.rows.samples.put(row.seq, event.trajectory.index, event.attempt, location)
+        self.rows.samples.put(row.seq, event.trajectory.index, event.attempt, location, tokens=event.tokens)
 
     def _requeued(self, event: Requeued, error: bytes | None) -> None:
         what = f"requeue ({event.cause.value})"
@@ -256,6 +309,8 @@ class EventApplier:
             oldest=None,
             newest=None,
             rewards=None,
+            tokens=0,
+            wasted=encode_wasted(event.wasted),
         )
 
     def _requeue_stale(self, event: Requeued, what: str) -> Row:
@@ -280,31 +335,52 @@ class EventApplier:
             oldest=group.oldest_version,
             newest=group.newest_version,
             rewards=rewards,
+            tokens=event.tokens,
+            wasted=encode_wasted(event.wasted),
         )
         self.rows.samples.drop_all(row.seq)
 
     def _filtered(self, event: Filtered) -> None:
         row = self._current(event.id, event.attempt, "filtering")
         self.rows.samples.drop_all(row.seq)
-        self._finish(row, "filtered", reason=event.reason, attempt=event.attempt)
-        self._count("filtered", 1)
+        self.rows.update(
+            row,
+            reason=event.reason,
+            attempt=event.attempt,
+            tokens=event.tokens,
+            wasted=encode_wasted(event.wasted),
+        )
+        self._finish([row], "filtered")
 
     def _quarantined(self, event: Quarantined, unscored: Iterable[Location], error: bytes | None) -> None:
         report = event.report
         row = self.rows.require(report.id, "quarantine", "waiting")
-        self.rows.update(
-            row,
-            state="quarantined",
-            place=self.rows.next_place(),
-            attempts=report.attempts,
-            cause=report.cause.value,
-            error=error,
-        )
+        self.rows.quarantine(row, report, error, wasted=encode_wasted(event.wasted))
         for trajectory, location in zip(event.unscored, unscored, strict=True):
-            self.rows.samples.put(row.seq, trajectory.index, row.attempt, location, scored=False)
+            tokens = tokens_of(trajectory)
+            self.rows.samples.put(row.seq, trajectory.index, row.attempt, location, tokens=tokens, scored=False)
 
-    def _batch(self, event: Delivered | Acked | Restored) -> None:
+    def _rescored(self, event: Rescored, locations: Sequence[Location], note: bytes | None) -> None:
+        what = f"rescoring {event.number}"
+        if event.group is not None:
+            row = self.rows.require(event.id, what, "ready", "delivered", "acked")
+            if event.group.attempt != row.attempt:
+                raise LedgerError(
+                    f"{what} of group {event.id} refused: it has attempt {row.attempt}, not {event.group.attempt}"
+                )
+            self.rows.set_body(row, locations[0], rewards=note, rescored=event.number)
+            return
+        row = self.rows.require(event.id, what, "waiting", "quarantined")
+        for place, trajectory in enumerate((*event.kept, *event.unscored)):
+            self.rows.samples.replace(row.seq, trajectory.index, locations[place], scored=place < len(event.kept))
+        self.rows.update(row, rescored=event.number)
+        if event.report is not None:
+            self.rows.quarantine(row, event.report, note)
+
+    def _moved(self, event: Delivered | Acked | Restored | Retried) -> None:
         match event:
+            case Retried():
+                self.rows.retry(self.rows.require(event.id, "another try", "quarantined"))
             case Delivered():
                 self._delivered(event)
             case Acked():
@@ -327,24 +403,25 @@ class EventApplier:
         _schema.put(self.rows.db, "next_step", event.step + 1)
 
     def _acked(self, event: Acked) -> None:
+        rows: list[Row] = []
         for gid in event.ids:
             row = self.rows.require(gid, f"ack of step {event.step}", "delivered")
             if row.step != event.step:
                 raise LedgerError(f"ack of step {event.step} refused: group {gid} was delivered as step {row.step}")
-            self._finish(row, "acked")
-        self._count("acked", len(event.ids))
+            rows.append(row)
+        self._finish(rows, "acked")
         if event.step >= _schema.get_int(self.rows.db, "acked_step"):
             _schema.put(self.rows.db, "acked_step", event.step)
 
-    def _finish(self, row: Row, state: str, **columns: int | str) -> None:
-        """Keep or delete the row of a group that is acked or filtered."""
+    def _finish(self, rows: Sequence[Row], state: str) -> None:
+        """Keep or delete the rows of groups that are acked or filtered, and count them; the counts outlive the rows."""
+        for row in rows:
+            if not self.keep:
+                self.rows.end(row, state)
+            elif state == "filtered":
+                self.rows.set_body(row, None, state=state, place=self.rows.next_place())
+            else:
+                self.rows.update(row, state=state, place=self.rows.next_place())
         if not self.keep:
-            self.rows.delete(row)
-        elif state == "filtered":
-            self.rows.set_body(row, None, state=state, place=self.rows.next_place(), **columns)
-        else:
-            self.rows.update(row, state=state, place=self.rows.next_place(), **columns)
-
-    def _count(self, state: str, more: int) -> None:
-        """Count groups in a state; the counts outlive the rows."""
-        _schema.put(self.rows.db, state, _schema.get_int(self.rows.db, state) + more)
+            self.rows.forget_ended()
+        _schema.add(self.rows.db, state, len(rows))

@@ -11,6 +11,7 @@ import apsw
 import attrs
 
 from .._core.values import Trajectory
+from ..errors import LedgerError
 from ._location import Inline, InSegment, Location, location_of, segment_columns
 
 
@@ -30,16 +31,34 @@ class SampleRows:
     db: apsw.Connection
     segment_changes: list[tuple[int, int]]
 
-    def put(self, seq: int, index: int, attempt: int, body: Location, *, scored: bool = True) -> None:
+    def put(self, seq: int, index: int, attempt: int, body: Location, *, tokens: int = 0, scored: bool = True) -> None:
         """Store a sample of a group in place of an older one; a sample of a newer attempt stays."""
         self._delete("seq = ? AND idx = ? AND attempt <= ?", seq, index, attempt)
         inserted = self.db.execute(
-            "INSERT INTO samples(seq, idx, attempt, scored, segment, start, length, crc, body) "
-            "VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING id",
-            (seq, index, attempt, scored, *segment_columns(body), body.data if isinstance(body, Inline) else None),
+            "INSERT INTO samples(seq, idx, attempt, tokens, scored, segment, start, length, crc, body) "
+            "VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING id",
+            (
+                *(seq, index, attempt, tokens, scored),
+                *segment_columns(body),
+                body.data if isinstance(body, Inline) else None,
+            ),
         ).fetchall()
         if inserted and isinstance(body, InSegment):
             self.segment_changes.append((body.segment, body.length))
+
+    def replace(self, seq: int, index: int, body: Location, *, scored: bool) -> None:
+        """Store a sample with another reward in place of the stored one.
+
+        Raises:
+          LedgerError: there is none.
+        """
+        found = self.db.execute(
+            "SELECT attempt, tokens FROM samples WHERE seq = ? AND idx = ?", (seq, index)
+        ).fetchone()
+        if found is None:
+            raise LedgerError(f"a new reward of sample {index} refused: the ledger has no such sample of that group")
+        attempt, tokens = found
+        self.put(seq, index, int(attempt), body, tokens=int(tokens), scored=scored)
 
     def drop(self, seq: int, indices: Iterable[int]) -> None:
         """Delete these samples of a group, as far as they are stored."""

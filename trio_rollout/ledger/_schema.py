@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import apsw
 
 from .._core.ledger_events import RunIdentity
 from ..errors import LedgerError
 
-FORMAT = 2
+FORMAT = 3
 """Increased whenever an older version of the package could misread the files of a newer one."""
 
 _FORMAT_1 = """
@@ -59,7 +60,31 @@ ALTER TABLE groups ADD COLUMN counts BLOB;  -- the tries of each sample
 CREATE TABLE {_SAMPLES};
 CREATE INDEX samples_by_segment ON samples(segment) WHERE segment IS NOT NULL;
 """
-_MIGRATIONS = (_FORMAT_1, _FORMAT_2)
+_TOKENS = "tokens INTEGER NOT NULL DEFAULT 0"
+_ENDED = """ended(                    -- the last groups that were acked or filtered and not kept, without their bodies
+  id INTEGER PRIMARY KEY,         -- order of their ends
+  epoch INTEGER NOT NULL,
+  prompt TEXT NOT NULL,
+  state TEXT NOT NULL,
+  attempt INTEGER NOT NULL,
+  attempts INTEGER NOT NULL,
+  step INTEGER,
+  cause TEXT,
+  reason TEXT,
+  oldest INTEGER,
+  newest INTEGER,
+  rewards BLOB,
+  tokens INTEGER NOT NULL,
+  wasted BLOB
+)"""
+_FORMAT_3 = f"""
+ALTER TABLE groups ADD COLUMN {_TOKENS};  -- sampled for the body of a finished group
+ALTER TABLE groups ADD COLUMN wasted BLOB;  -- tokens that were sampled in vain, by cause
+ALTER TABLE groups ADD COLUMN rescored INTEGER NOT NULL DEFAULT 0;  -- the last rescoring that is through with the group
+ALTER TABLE samples ADD COLUMN {_TOKENS};
+CREATE TABLE {_ENDED};
+"""
+_MIGRATIONS = (_FORMAT_1, _FORMAT_2, _FORMAT_3)
 """The statements that lead from each format to the next. A new ledger goes through all of them."""
 
 
@@ -78,6 +103,11 @@ def get_int(db: apsw.Connection, key: str) -> int:
 def put(db: apsw.Connection, key: str, value: int | str | bytes) -> None:
     """Set a value of the meta table."""
     db.execute("INSERT INTO meta VALUES(?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value", (key, value))
+
+
+def add(db: apsw.Connection, key: str, more: int) -> None:
+    """Increase a counter of the meta table."""
+    put(db, key, get_int(db, key) + more)
 
 
 def segments(db: apsw.Connection) -> dict[int, tuple[int, int]]:
@@ -119,12 +149,20 @@ def prepare(db: apsw.Connection, where: str) -> None:
 
 
 def prepare_reader(db: apsw.Connection, where: str) -> None:
-    """Make a ledger of any format look like one of the newest to a reader's connection.
+    """Make a ledger of any format look like one of the newest to a reader's connection: tables of its own hide the ledger's.
 
-    A run that brings the ledger up to date meanwhile shows its samples to the next reader only.
+    A run that brings the ledger up to date meanwhile shows what is new in it to the next reader only.
     """
-    if check_format(db, where) == 1:
-        db.execute(f"PRAGMA temp_store = MEMORY; CREATE TEMP TABLE {_SAMPLES}")
+    found = check_format(db, where)
+    if found == FORMAT:
+        return
+    db.execute(f"PRAGMA temp_store = MEMORY; CREATE TEMP TABLE {_ENDED}")
+    # Of two columns with one name the first counts: after the ledger was brought up to date, its own.
+    db.execute("CREATE TEMP VIEW groups AS SELECT *, 0 AS tokens, NULL AS wasted, 0 AS rescored FROM main.groups")
+    if found == 1:
+        db.execute(f"CREATE TEMP TABLE {_SAMPLES}; ALTER TABLE temp.samples ADD COLUMN {_TOKENS}")
+    else:
+        db.execute("CREATE TEMP VIEW samples AS SELECT *, 0 AS tokens FROM main.samples")
 
 
 def check_format(db: apsw.Connection, where: str, *, may_be_new: bool = False) -> int:
@@ -153,9 +191,14 @@ def bind(db: apsw.Connection, identity: RunIdentity, where: str) -> None:
     """Bind a new ledger to a run, or check that the ledger belongs to that run.
 
     Raises:
-      LedgerError: the ledger belongs to another run; names the setting that differs.
+      LedgerError: the ledger belongs to another run; names the setting that differs. Or a rescoring is not complete.
     """
-    known = identity_of(db)
+    known, rescoring = identity_of(db), under_way(db)
+    if known is not None and "reward" in known.settings and rescoring.get("open"):
+        raise LedgerError(
+            f"ledger {where} is being scored again with {rescoring['reward']!r}, and some of its groups still have other "
+            f"rewards: finish that first, with 'trio-rollout rescore {where} --reward {rescoring['reward']}'"
+        )
     if known is None:
         with db:
             put(db, "source", identity.source)
@@ -178,6 +221,12 @@ def identity_of(db: apsw.Connection) -> RunIdentity | None:
         return None
     found = json.loads(settings) if isinstance(settings, str) else {}
     return RunIdentity(source=source, samples_per_prompt=get_int(db, "samples_per_prompt"), settings=found)
+
+
+def under_way(db: apsw.Connection) -> dict[str, Any]:
+    """Return the last rescoring: its number, reward and states, and if it is open; empty if there was none."""
+    found = get(db, "rescoring")
+    return dict(json.loads(found)) if isinstance(found, str) else {}
 
 
 def _named(identity: RunIdentity) -> Mapping[str, object]:

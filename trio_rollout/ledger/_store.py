@@ -15,9 +15,10 @@ from typing import TypeVar, final
 import apsw
 import attrs
 
-from .._core.ledger_events import Recovered, RunIdentity
+from .._core.ledger_events import Recovered, Rescoring, RunIdentity, Stored
+from .._core.lifecycle import State
 from ..errors import DataRefused, LedgerError
-from . import _schema
+from . import _rescoring, _schema
 from ._disk import Disk
 from ._location import Inline, InSegment, Location
 from ._recover import recovered
@@ -93,18 +94,41 @@ class Store:
         finally:
             self.disk.unlock()
 
-    def begin(self, identity: RunIdentity) -> Recovered:
+    def begin(self, identity: RunIdentity, *, retry_quarantined: bool = False) -> Recovered:
         """Bind the ledger to a run and return everything it remembers.
 
+        ``retry_quarantined``: quarantined groups wait again, behind all others, in the order in which they were pulled.
+
         Raises:
-          LedgerError: the ledger belongs to another run, or is damaged.
+          LedgerError: the ledger belongs to another run, is half rescored, or is damaged.
         """
 
         def begin() -> Recovered:
             _schema.bind(self._rows.db, identity, self.where)
+            if retry_quarantined:
+                with self._rows.db:
+                    self._rows.retry_quarantined()
             return recovered(self._rows.db, self._read)
 
         return self._guarded("binding the ledger to this run", begin)
+
+    def begin_rescoring(self, reward: str, states: Sequence[State], *, again: bool) -> Rescoring:
+        """Begin to score what is stored again, or go on with that; see ``_rescoring.begin``."""
+        return self._guarded(
+            "beginning to score again",
+            lambda: _rescoring.begin(self._rows.db, self.where, reward, states, again=again),
+        )
+
+    def stored_after(self, place: int, number: int, states: Sequence[State], limit: int) -> list[Stored]:
+        """Return the next groups that a rescoring has not been through; see ``_rescoring.stored_after``."""
+        return self._guarded(
+            "reading groups to score again",
+            lambda: _rescoring.stored_after(self._rows.db, self._read, place, number, states, limit),
+        )
+
+    def finish_rescoring(self, number: int) -> None:
+        """Note that a rescoring is through with every group; see ``_rescoring.finish``."""
+        self._guarded("ending the rescoring", lambda: _rescoring.finish(self._rows.db, number))
 
     def commit(self, batch: Sequence[Transaction]) -> list[LedgerError | None]:
         """Write a batch, and return each transaction's refusal, or None.

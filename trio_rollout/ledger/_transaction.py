@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 import attrs
 
-from .._core.ledger_events import LedgerEvent, Pulled, Quarantined, Ready, Requeued, SampleKept
-from .._core.values import Failure
+from .._core.ledger_events import LedgerEvent, Pulled, Quarantined, Ready, Requeued, Rescored, SampleKept
+from .._core.values import Failure, Group
 from ._codec import encode_data, encode_failure, encode_group, encode_prompt, encode_sample
 
 
@@ -48,18 +48,30 @@ def _encoded(event: LedgerEvent) -> EncodedEvent:
             state = encode_data("the source's state", event.source_state)
             return EncodedEvent(event=event, bodies=tuple(map(encode_prompt, event.prompts)), note=state)
         case Ready():
-            rewards = [row.reward for row in event.group.trajectories]
-            note = encode_data(f"the rewards of group {event.group.id}", rewards)
-            return EncodedEvent(event=event, bodies=(encode_group(event.group),), note=note)
+            return EncodedEvent(event=event, bodies=(encode_group(event.group),), note=_rewards(event.group))
         case SampleKept():
             return EncodedEvent(event=event, bodies=(encode_sample(event.id, event.trajectory),))
         case Requeued():
             return EncodedEvent(event=event, note=_error(event.error))
-        case Quarantined():
-            bodies = tuple(encode_sample(event.report.id, row) for row in event.unscored)
-            return EncodedEvent(event=event, bodies=bodies, note=_error(event.report.error))
+        case Quarantined() | Rescored():
+            return _set_aside(event)
         case _:
             return EncodedEvent(event=event)
+
+
+def _set_aside(event: Quarantined | Rescored) -> EncodedEvent:
+    """Encode an event that has the stored samples of a group; a finished group that was scored again is its own body."""
+    if isinstance(event, Quarantined):
+        bodies = tuple(encode_sample(event.report.id, row) for row in event.unscored)
+        return EncodedEvent(event=event, bodies=bodies, note=_error(event.report.error))
+    if event.group is not None:
+        return EncodedEvent(event=event, bodies=(encode_group(event.group),), note=_rewards(event.group))
+    bodies = tuple(encode_sample(event.id, row) for row in (*event.kept, *event.unscored))
+    return EncodedEvent(event=event, bodies=bodies, note=_error(None if event.report is None else event.report.error))
+
+
+def _rewards(group: Group) -> bytes:
+    return encode_data(f"the rewards of group {group.id}", [row.reward for row in group.trajectories])
 
 
 def _error(failure: Failure | None) -> bytes | None:
