@@ -149,7 +149,7 @@ def prepare(db: apsw.Connection, where: str) -> None:
 
 
 def prepare_reader(db: apsw.Connection, where: str) -> None:
-    """Make a ledger of any format look like one of the newest to a reader's connection: tables of its own hide the ledger's.
+    """Make a ledger of any format look like one of the newest to a reader's connection: temporary tables hide the old ones.
 
     A run that brings the ledger up to date meanwhile shows what is new in it to the next reader only.
     """
