@@ -2,7 +2,7 @@
 
 import inspect
 import random
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from trio_rollout import Deadlines, EngineSettings, Ports, Retry, SamplingParams
 from trio_rollout.errors import EndOfData, EngineClosed
 from trio_rollout.sources import IterableSource
 from trio_rollout.testing import FakeServers, is_conserved, prompts, sim_run
+from trio_rollout.testing._sim.conservation import Conservation
 
 QUICK = Retry(backoff_base=0.01, backoff_max=0.1)
 
@@ -37,8 +38,10 @@ class World:
 
 
 @asynccontextmanager
-async def world(count=6, *, plan=None, source=None, servers=None, generate=None, reward=one, **changes):
-    """Open an engine over one fake server and ``count`` prompts."""
+async def world(
+    count=6, *, plan=None, source=None, servers=None, generate=None, reward=one, invariants=None, **changes
+):
+    """Open an engine over one fake server and ``count`` prompts; with ``invariants``, conservation is one of them."""
     servers = servers or (FakeServers(plan=plan) if plan else FakeServers())
     source = source or IterableSource(prompts(count))
     arguments = {
@@ -53,7 +56,8 @@ async def world(count=6, *, plan=None, source=None, servers=None, generate=None,
         ports=Ports(random.Random(0)),
         **arguments,
     ) as engine:
-        yield World(engine, servers, source)
+        with invariants.hold(Conservation(engine), "conservation") if invariants is not None else nullcontext():
+            yield World(engine, servers, source)
     after = engine.statistics()
     assert is_conserved(after), after
     tokens = after.tokens

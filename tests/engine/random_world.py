@@ -18,32 +18,35 @@ from trio_rollout import (
     SingleTurn,
     open_rollout_engine,
 )
-from trio_rollout.errors import EndOfData, EngineClosed, RolloutError, ServerLost
+from trio_rollout._core.events import SampleFinished
+from trio_rollout.errors import EndOfData, EngineClosed, RolloutError, SandboxLost, ServerLost
 from trio_rollout.sources import IterableSource
 from trio_rollout.testing import HANG, Fail, FakeServers, Say, is_conserved, prompts
+from trio_rollout.testing._sim.conservation import Conservation
 
 FAULTS = {
     "lost": lambda rng: Fail(ServerLost("reset"), rng.uniform(0, 3)),
+    "sandbox": lambda rng: Fail(SandboxLost("gone"), rng.uniform(0, 3)),
     "error": lambda rng: Fail(ValueError("broken"), rng.uniform(0, 3)),
     "hang": lambda rng: HANG,
 }
 
 
-class Conserved(trio.abc.Instrument):
-    """Invariants 1 and 2: at every step each group is in exactly one state, and the slots are within their bounds."""
+@attrs.define
+class Finished:
+    """An instrument that notes the samples that are finished, and those of them that are sampled again."""
 
-    def __init__(self):
-        self.engine, self.steps = None, 0
+    samples: set = attrs.field(factory=set)
+    again: list = attrs.field(factory=list)
 
-    def before_task_step(self, task):
-        if self.engine is None:
-            return
-        self.steps += 1
-        now = self.engine.statistics()
-        assert is_conserved(now), now
-        assert 0 <= now.running_rollouts <= now.max_running, now
-        assert now.running_rollouts <= now.running * 4, now
-        assert min(attrs.astuple(now, recurse=False, filter=lambda a, v: isinstance(v, int))) >= 0, now
+    def event(self, event):
+        if isinstance(event, SampleFinished):
+            self.samples.add((event.id, event.trajectory.index))
+
+    async def generate(self, prompt, rollout):
+        if (prompt.group_id, rollout.index) in self.samples:
+            self.again.append((prompt.id, rollout.index))
+        return await SingleTurn(SamplingParams(max_new_tokens=8))(prompt, rollout)
 
 
 @attrs.define
@@ -56,11 +59,13 @@ class Story:
     counts: object = None
     causes: set = attrs.field(factory=set)
     quarantined: list = attrs.field(factory=list)
+    finished: Finished = attrs.field(factory=Finished)
     failed: bool = False
     drained: bool = False
 
     def check(self):
-        """Check that each pulled prompt ended once, in one place."""
+        """Check that each pulled prompt ended once, in one place, and that no finished sample was sampled again."""
+        assert self.finished.again == []
         assert len(set(self.delivered)) == len(self.delivered)
         settled = self.delivered + self.quarantined
         assert len(set(settled)) == len(settled)
@@ -101,8 +106,8 @@ def draw_settings(rng):
     )
 
 
-async def live(seed, conserved, *, count=20):
-    """Run the world of this seed to its end and tell its story."""
+async def live(seed, invariants, *, count=20):
+    """Run the world of this seed to its end and tell its story; conservation holds between any two steps."""
     rng = random.Random(seed)
     story, rate, slow = Story(count), rng.choice([0.0, 0.1, 0.3]), rng.random() < 0.5
 
@@ -123,20 +128,21 @@ async def live(seed, conserved, *, count=20):
     servers, source = FakeServers(plan=plan, ports=Ports(random.Random(seed))), Noting(count, story)
     async with open_rollout_engine(
         source,
-        SingleTurn(SamplingParams(max_new_tokens=8)),
+        story.finished.generate,
         servers=servers,
         reward=reward,
         group_filter=group_filter,
         settings=draw_settings(rng),
         ports=Ports(random.Random(seed)),
+        instruments=[story.finished],
     ) as engine:
-        conserved.engine = engine
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_update, engine, servers, rng)
-            if rng.random() < 0.3:
-                nursery.start_soon(_drain, engine, rng, story)
-            await _consume(engine, rng, slow, story)
-            nursery.cancel_scope.cancel()
+        with invariants.hold(Conservation(engine), "conservation"):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_update, engine, servers, rng)
+                if rng.random() < 0.3:
+                    nursery.start_soon(_drain, engine, rng, story)
+                await _consume(engine, rng, slow, story)
+                nursery.cancel_scope.cancel()
     story.counts = engine.statistics()
     story.causes = {
         cause for counts in (story.counts.requeues, story.counts.retries) for cause, times in counts.items() if times
@@ -179,4 +185,4 @@ async def _drain(engine, rng, story):
     await engine.drain(grace=rng.uniform(0, 5))
 
 
-ALL_CAUSES = {Cause.DEADLINE, Cause.ERROR, Cause.SERVER_LOST, Cause.WEIGHT_UPDATE}
+ALL_CAUSES = {Cause.DEADLINE, Cause.ERROR, Cause.INFRASTRUCTURE, Cause.SERVER_LOST, Cause.WEIGHT_UPDATE}

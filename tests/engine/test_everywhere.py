@@ -1,4 +1,7 @@
-"""Cancelled at any step, raising at any await: every group is settled or still owned, nothing runs on (P2, P3)."""
+"""Cancelled at any step, raising at any await: every group is settled or still owned, nothing runs on (P2, P3).
+
+Groups, samples and tokens are conserved between any two steps of each run (P1, P11).
+"""
 
 import attrs
 import pytest
@@ -90,7 +93,7 @@ def scenario_of(work, variant):
 async def whole_engine(arm, state, pause, options):
     with trio.CancelScope() as scope:
         arm(scope)
-        async with world(source=state.source, servers=state.servers, **options) as w:
+        async with world(source=state.source, servers=state.servers, invariants=arm.invariants, **options) as w:
             state.engine = w.engine
             while True:
                 await trio.sleep(pause)
@@ -110,7 +113,7 @@ async def _next(engine, state):
 
 async def one_call(arm, state, pause, options, call):
     """One call is cancelled; then the engine does the rest of its job as if nothing had happened."""
-    async with world(source=state.source, servers=state.servers, **options) as w:
+    async with world(source=state.source, servers=state.servers, invariants=arm.invariants, **options) as w:
         state.engine = w.engine
         await trio.sleep(pause + 1.5)
         with trio.CancelScope() as scope:
@@ -161,7 +164,7 @@ def test_a_drain_cancelled_at_any_step_leaves_every_group_owned(variant):
         await engine.drain(grace=2)
 
     async def work(arm, state, pause, options):
-        async with world(source=state.source, servers=state.servers, **options) as w:
+        async with world(source=state.source, servers=state.servers, invariants=arm.invariants, **options) as w:
             state.engine = w.engine
             await trio.sleep(1.5)
             with trio.CancelScope() as scope:
@@ -215,6 +218,7 @@ def test_user_code_raising_at_any_await_is_a_requeue_or_a_recorded_failure(varia
             reward=faults(slow_one),
             group_reward=faults(group_reward),
             group_filter=faults(group_filter),
+            invariants=faults.invariants,
             **rest,
         ) as w:
             state.engine = w.engine
@@ -231,7 +235,7 @@ def test_a_source_raising_at_any_await_reaches_the_consumer():
         state = faults.keep(State(FakeServers(), Kept(COUNT)))
         state.source.take = faults(state.source.take)
         try:
-            async with world(source=state.source, servers=state.servers) as w:
+            async with world(source=state.source, servers=state.servers, invariants=faults.invariants) as w:
                 state.engine = w.engine
                 while await _next(w.engine, state) is not None:
                     pass

@@ -1,4 +1,7 @@
-"""With a ledger, cancelled at any step: acked groups are never seen again, all others are never lost (P7)."""
+"""With a ledger, cancelled at any step: acked groups are never seen again, all others are never lost (P7).
+
+Groups, samples and tokens are conserved between any two steps of each run (P1, P11).
+"""
 
 import attrs
 import pytest
@@ -50,8 +53,8 @@ VARIANTS = {
 }
 
 
-async def second_life(runs, lives):
-    async with runs.open() as w:
+async def second_life(arm, runs, lives):
+    async with runs.open(invariants=arm.invariants) as w:
         lives.later.extend(group.prompt.id for group in await take_all(w.engine))
         lives.counts = w.engine.statistics()
     return lives
@@ -64,9 +67,9 @@ def test_a_run_cancelled_at_any_step_is_taken_up_by_the_next(variant):
         runs, lives, pause = Runs(count=COUNT), arm.keep(Lives()), options.pop("pause", 0.0)
         with trio.CancelScope() as scope:
             arm(scope)
-            async with runs.open(**options) as w:
+            async with runs.open(invariants=arm.invariants, **options) as w:
                 await consume(w.engine, lives, pause)
-        return await second_life(runs, lives)
+        return await second_life(arm, runs, lives)
 
     sweep = cancel_everywhere(scenario, lambda lives, point: lives.check(), sample=60)
     assert not sweep.failures, sweep
@@ -78,7 +81,7 @@ def test_one_call_cancelled_at_any_step_loses_nothing(call):
 
     async def scenario(arm):
         runs, lives = Runs(count=COUNT), arm.keep(Lives())
-        async with runs.open() as w:
+        async with runs.open(invariants=arm.invariants) as w:
             await trio.sleep(3)
             batch = await w.engine.next_batch(2) if call == "ack" else None
             with trio.CancelScope() as scope:
@@ -93,7 +96,7 @@ def test_one_call_cancelled_at_any_step_loses_nothing(call):
                 lives.acked.extend(group.prompt.id for group in batch.groups)
             await consume(w.engine, lives, 0.0)
             assert len(lives.acked) == COUNT, w.engine.statistics()
-        return await second_life(runs, lives)
+        return await second_life(arm, runs, lives)
 
     sweep = cancel_everywhere(scenario, lambda lives, point: lives.check())
     assert not sweep.failures, sweep

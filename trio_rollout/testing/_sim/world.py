@@ -27,9 +27,7 @@ from typing import Any, TypeVar, TypeVarTuple, final
 import attrs
 import trio
 
-from ..._core.samples import Samples, SampleState
 from ..._core.settings import EngineSettings
-from ..._core.values import GroupId
 from ..._util.ports import Ports
 from ...abc import Generate, InferenceServers, Source
 from ...engine._engine import RolloutEngine, open_rollout_engine
@@ -38,6 +36,7 @@ from ...sglang import ServerSettings, SGLangServers, open_sglang_servers
 from .._invariants import Invariants
 from .._points import Inject, Point, PointFailure, Sweep
 from .connection import Link, NetFaults
+from .conservation import Conservation
 from .disk import SimDisk
 from .files import SimFiles, shuffled
 from .network import SimNet, open_sim_net
@@ -188,54 +187,8 @@ class SimWorld:
         async with open_rollout_engine(
             source, generate, servers=servers, settings=settings, ports=self.ports, **more
         ) as engine:
-            with (
-                self.invariants.hold(partial(_require_conserved, engine), "conservation"),
-                self.invariants.hold(_SamplesConserved(engine), "conservation of samples"),
-            ):
+            with self.invariants.hold(Conservation(engine), "conservation"):
                 yield engine
-
-
-def _require_conserved(engine: RolloutEngine) -> None:
-    state = engine._state  # not statistics(): that counts connections too, and this is asked before every step
-    if state.book.pulled != sum(state.book.counts.values()) or not 0 <= state.slots.in_use <= state.slots.total:
-        raise AssertionError(f"a group is in no state or in two, or slots are lost: {engine.statistics()}")
-
-
-@final
-@attrs.define(eq=False)
-class _SamplesConserved:
-    """Conservation at the grain of samples: no try without a slot, no token lost, nothing finished is sampled again.
-
-    A finished sample may only be missing again where the settings of staleness can refuse it.
-    """
-
-    _engine: RolloutEngine
-    _finished: dict[GroupId, set[int]] = attrs.field(factory=dict, init=False)
-
-    def __call__(self) -> None:
-        state, tries = self._engine._state, 0
-        staleness = state.context.settings.staleness
-        for attempt in state.running:
-            found = _by_state(attempt.samples)
-            if not found[SampleState.RUNNING].issuperset(attempt.tries):
-                raise AssertionError(f"group {attempt.id}: tries {list(attempt.tries)} of samples {found}")
-            tries += len(attempt.tries)
-            before = self._finished.setdefault(attempt.id, set())
-            lost = before - found[SampleState.FINISHED]
-            if lost and staleness.max_versions is None and staleness.spread is None:
-                raise AssertionError(f"group {attempt.id}: finished samples {lost} are missing again")
-            self._finished[attempt.id] = found[SampleState.FINISHED]
-        if tries > state.slots.in_use:
-            raise AssertionError(f"{tries} tries are under way in {state.slots.in_use} slots")
-        if not state.tally.is_conserved():
-            raise AssertionError(f"tokens are lost or counted twice: {state.tally}")
-
-
-def _by_state(samples: Samples) -> dict[SampleState, set[int]]:
-    found: dict[SampleState, set[int]] = {state: set() for state in SampleState}
-    for index, sample in enumerate(samples):
-        found[sample.state].add(index)
-    return found
 
 
 def explore(

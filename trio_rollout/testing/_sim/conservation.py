@@ -1,0 +1,113 @@
+"""Conservation of groups, slots, samples and tokens in one engine, to be checked between any two steps of a run (P1, P11).
+
+The counts of an engine add up by construction: each change moves a token from one to another. So the tokens are counted
+here a second time, where they are: in the tries under way and in the finished samples.
+"""
+
+from collections.abc import Iterator
+from typing import NoReturn, final
+
+import attrs
+
+from ..._core.book import Entry
+from ..._core.enums import Cause
+from ..._core.lifecycle import State
+from ..._core.samples import SampleState
+from ..._core.values import GroupId
+from ...engine._engine import RolloutEngine
+
+_UNDER_WAY = frozenset({SampleState.RUNNING, SampleState.RESTING})
+
+
+@attrs.frozen
+class _Seen:
+    """The samples of one group at a step: the group's state, and the state and the tokens of each sample."""
+
+    state: State
+    samples: tuple[SampleState, ...]
+    tokens: tuple[int, ...]
+
+    @property
+    def kept(self) -> int:
+        """The number of tokens of finished samples."""
+        return sum(self.tokens)
+
+    def unfinished_since(self, before: "_Seen") -> Iterator[int]:
+        """Yield the indices of samples that were finished then and are not any more."""
+        for index, (then, now) in enumerate(zip(before.samples, self.samples, strict=True)):
+            if then is SampleState.FINISHED and now is not SampleState.FINISHED:
+                yield index
+
+
+@final
+@attrs.define(eq=False)
+class Conservation:
+    """Call it between two steps; raises AssertionError where something is lost, or is there twice.
+
+    A finished sample stays finished until its group settles, or until it is too old for the settings. A sample is under way in
+    running groups only, at most once, and in a slot.
+    """
+
+    _engine: RolloutEngine
+    _seen: dict[GroupId, _Seen] = attrs.field(factory=dict, init=False)
+    _too_old: int = attrs.field(default=0, init=False)
+    """Tokens of finished samples that had to be sampled again."""
+
+    def __call__(self) -> None:
+        """Check once."""
+        state = self._engine._state  # not statistics(): that counts connections too
+        if state.book.pulled != sum(state.book.counts.values()) or not 0 <= state.slots.in_use <= state.slots.total:
+            self._fail("a group is in no state or in two, or slots are lost")
+        kept = 0
+        for entry in state.book.entries(State.WAITING, State.RUNNING, State.READY):
+            samples = tuple([sample.state for sample in entry.samples])
+            seen = self._seen.get(entry.id)
+            if seen is None or seen.samples != samples or seen.state is not entry.state:
+                seen = self._look(entry, samples, seen)
+            kept += seen.kept
+        self._check_tokens(kept, self._tokens_of_tries())
+
+    def _look(self, entry: Entry, samples: tuple[SampleState, ...], before: _Seen | None) -> _Seen:
+        """Check a group in which something has changed since the last step."""
+        finished = [sample if sample.state is SampleState.FINISHED else None for sample in entry.samples]
+        now = _Seen(entry.state, samples, tuple(0 if sample is None else sample.tokens for sample in finished))
+        if any(sample is not None and sample.trajectory is None for sample in finished):
+            self._fail(f"group {entry.id}: a finished sample has no trajectory: {samples}")
+        if entry.state is not State.RUNNING and not _UNDER_WAY.isdisjoint(samples):
+            self._fail(f"group {entry.id} is {entry.state.value} and has samples under way: {samples}")
+        if entry.group is not None and len(entry.group.trajectories) != samples.count(SampleState.FINISHED):
+            self._fail(f"group {entry.id} is {entry.state.value} without its samples: {samples}")
+        lost = [] if before is None else list(now.unfinished_since(before))
+        if lost and before is not None:
+            staleness = self._engine._state.context.settings.staleness
+            if staleness.max_versions is None and staleness.spread is None:
+                self._fail(f"group {entry.id}: finished samples {lost} are missing again")
+            self._too_old += sum(before.tokens[index] for index in lost)
+        self._seen[entry.id] = now
+        return now
+
+    def _tokens_of_tries(self) -> int:
+        """Return the number of tokens in the tries under way; each try is one of a running sample, in a slot."""
+        state, tries, tokens = self._engine._state, 0, 0
+        for attempt in state.running:
+            for index, this in attempt.tries.items():
+                tries += 1
+                tokens += this.new_tokens
+                if attempt.samples[index].state is not SampleState.RUNNING:
+                    self._fail(f"group {attempt.id}: a try at sample {index}, {attempt.samples[index].state.value}")
+        if len(state.running) > state.book.count(State.RUNNING):
+            self._fail(f"{len(state.running)} attempts at {state.book.count(State.RUNNING)} running groups")
+        if tries > state.slots.in_use:
+            self._fail(f"{tries} tries are under way in {state.slots.in_use} slots")
+        return tokens
+
+    def _check_tokens(self, kept: int, in_flight: int) -> None:
+        tally = self._engine._state.tally
+        counted = tally.tokens()
+        if not tally.is_conserved() or (counted.kept, counted.in_flight) != (kept, in_flight):
+            self._fail(f"{kept} tokens are kept and {in_flight} in flight, counted are {counted} of {tally.sampled}")
+        if self._too_old > counted.wasted.get(Cause.STALE, 0):
+            self._fail(f"{self._too_old} tokens were too old, counted are {counted}")
+
+    def _fail(self, why: str) -> NoReturn:
+        raise AssertionError(f"{why}: {self._engine.statistics()}")
