@@ -10,7 +10,8 @@ counts of all states add up to the number of samples.
 
 import enum
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
 import attrs
@@ -91,7 +92,10 @@ class SampleCounts:
 
 @attrs.define(eq=False)
 class Sample:
-    """One sample: its state, its tries, and its result or the reason why it has none."""
+    """One sample: its state, its tries, and its result or the reason why it has none.
+
+    A sample that is not finished has a trajectory if it only lacks a reward.
+    """
 
     state: SampleState = SampleState.MISSING
     counts: SampleCounts = SampleCounts()
@@ -103,9 +107,10 @@ class Sample:
 @final
 @attrs.define(eq=False, repr=False)
 class Samples:
-    """The samples of one group, by index."""
+    """The samples of one group, by index. ``wasted`` are the tokens that were sampled for them in vain, by cause."""
 
     _samples: tuple[Sample, ...]
+    wasted: Counter[Cause] = attrs.field(factory=Counter)
 
     @classmethod
     def of(cls, count: int) -> "Samples":
@@ -114,23 +119,33 @@ class Samples:
 
     @classmethod
     def recovered(
-        cls, count: int, kept: Sequence[Trajectory], counts: Sequence[SampleCounts], max_attempts: float = math.inf
+        cls,
+        count: int,
+        kept: Sequence[Trajectory],
+        counts: Sequence[SampleCounts],
+        max_attempts: float = math.inf,
+        *,
+        unscored: Sequence[Trajectory] = (),
+        wasted: Mapping[Cause, int] | None = None,
     ) -> "Samples":
         """Return the samples of a group as a ledger remembers them: ``kept`` are finished, the others are missing.
 
         ``counts`` has the tries of each sample by index, or is empty if none was ever tried in vain. A sample with
-        ``max_attempts`` of them had failed for good, and stays so.
+        ``max_attempts`` of them had failed for good, and stays so. Samples that are ``unscored`` only lack a reward.
         """
         samples = tuple(Sample(counts=each) for each in (counts or [SampleCounts()] * count))
         for trajectory in kept:
             samples[trajectory.index].state = SampleState.FINISHED
             samples[trajectory.index].trajectory = trajectory
             samples[trajectory.index].tokens = tokens_of(trajectory)
+        for trajectory in unscored:
+            if samples[trajectory.index].state is SampleState.MISSING:
+                samples[trajectory.index].trajectory = trajectory
         for sample in samples:
             if sample.state is SampleState.MISSING and sample.counts.attempts >= max_attempts:
                 sample.state = SampleState.FAILED
                 sample.failure = Failure(cause=Cause.ERROR, type="", message="its tries were used up before a restart")
-        return cls(samples)
+        return cls(samples, Counter(wasted or {}))
 
     def count(self, state: SampleState) -> int:
         """Return how many samples are in this state."""
@@ -212,6 +227,7 @@ class Samples:
         """Forget a finished sample: it is to be sampled again. Its tokens were in vain, like those of an unpenalized try."""
         self._apply(index, SampleEvent.DROP)
         sample = self._samples[index]
+        self.wasted[Cause.STALE] += sample.tokens
         sample.trajectory = None
         sample.counts = attrs.evolve(sample.counts, unpenalized=sample.counts.unpenalized + 1)
 
@@ -248,6 +264,15 @@ class Samples:
             sample.state = SAMPLE_TRANSITIONS[sample.state][event]
         except KeyError:
             raise IllegalTransition(f"sample {index} that is {sample.state.value} cannot {event.value}") from None
+
+
+def wasted_for_good(samples: Samples) -> Mapping[Cause, int]:
+    """Return the wasted tokens of a group that is settled without the samples that were never scored."""
+    lost = Counter(samples.wasted)
+    for sample in samples:
+        if sample.state is SampleState.FAILED and sample.trajectory is not None and sample.failure is not None:
+            lost[sample.failure.cause] += tokens_of(sample.trajectory)
+    return lost
 
 
 def tokens_of(trajectory: Trajectory) -> int:

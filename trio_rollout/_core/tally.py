@@ -43,6 +43,11 @@ class Tally:
         self._kept += samples.kept_tokens
         self.recovered += samples.kept_tokens
 
+    def take_up(self, tokens: int) -> None:
+        """A try goes on with what a ledger remembers of a sample that only lacks a reward."""
+        self.recovered += tokens
+        self._in_flight += tokens
+
     def lose(self, cause: Cause, tokens: int) -> None:
         """A try ended without a result."""
         self._in_flight -= tokens

@@ -6,8 +6,7 @@ its own sample only (docs/decisions/0049-the-grain-is-the-sample.md). The attemp
 input that no server takes, a sample that failed for good, the group's deadline, the drain.
 """
 
-import logging
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias, final
 
@@ -17,7 +16,7 @@ import trio
 from .._core.enums import Cause
 from .._core.failures import Again, after_failure, cause_of, failure_of, leaves_of
 from .._core.ledger_events import SampleKept, SamplesDropped, SamplesTried
-from .._core.samples import SampleCounts, Samples, SampleState
+from .._core.samples import SampleCounts, Samples, SampleState, tokens_of
 from .._core.settings import Retry
 from .._core.tally import Tally
 from .._core.values import Failure, Group, GroupId, Prompt, Trajectory
@@ -26,7 +25,6 @@ from ..errors import GenerateError, RequestRejected
 from ._gate import deadline_after
 from ._ledger import SampleRecorder
 
-_LOGGER = logging.getLogger("trio_rollout")
 UNWANTED = "trio.Cancelled was raised although no scope was cancelled: user code had kept one and raised it again"
 
 
@@ -118,12 +116,27 @@ class SampleTry:
         """True once its trajectory is its sample's."""
         return self._claimed
 
+    def take_unscored(self) -> Trajectory | None:
+        """Return what an earlier run sampled, if only a reward is missing; None otherwise. It is offered once."""
+        sample = self.attempt.samples[self.index]
+        found, sample.trajectory = sample.trajectory, None
+        if found is not None:
+            self.generating = False
+            self.new_tokens = tokens_of(found)
+            self.attempt.tally.take_up(self.new_tokens)
+        return found
+
+    @property
+    def is_unscored(self) -> bool:
+        """True if only its scorer failed: its trajectory is kept, to be scored again."""
+        return self._end is not None and self._end.unscored is not None
+
     def note_tokens(self, tokens: int) -> None:
         """Note that a turn brought so many tokens."""
         self.new_tokens += tokens
         self.attempt.tally.sample(tokens)
         if self.attempt.tries.get(self.index) is not self:  # a call in a nursery of user code that outlived the try
-            self.attempt.tally.lose(self.cause or Cause.ERROR, tokens)
+            self.attempt.lose(self.cause or Cause.ERROR, tokens)
 
     def begin(self, version: int) -> None:
         """Note the weight version that its first request is sent under."""
@@ -259,7 +272,12 @@ class Attempt:
         self.samples.finish(trajectory.index, trajectory, tokens)
         self.tally.keep(tokens)
         if self.recorder is not None:
-            self.recorder.note(SampleKept(id=self.id, attempt=self.number, trajectory=trajectory))
+            self.recorder.note(SampleKept(id=self.id, attempt=self.number, trajectory=trajectory, tokens=tokens))
+
+    def lose(self, cause: Cause, tokens: int) -> None:
+        """Note that so many tokens were sampled in vain."""
+        self.tally.lose(cause, tokens)
+        self.samples.wasted[cause] += tokens
 
     def drop(self, indices: Sequence[int]) -> None:
         """Throw finished samples away that are too old: they are to be sampled again."""
@@ -283,7 +301,18 @@ class Attempt:
         finally:
             del self.tries[index]
             if not this.is_kept:
-                self.tally.lose(this.cause or self.cause or Cause.DEADLINE, this.new_tokens)
+                self._note_failed(this)
+
+    def _note_failed(self, this: SampleTry) -> None:
+        """Note the tokens and the tries of a try that ended without a result. What only lacks a reward is not lost yet."""
+        cause = this.cause or self.cause or Cause.DEADLINE
+        if this.is_unscored:
+            self.tally.lose(cause, this.new_tokens)
+        else:
+            self.lose(cause, this.new_tokens)
+        if self.recorder is not None:
+            counts = tuple(sample.counts for sample in self.samples)
+            self.recorder.note(SamplesTried(id=self.id, samples=counts, wasted=dict(self.samples.wasted)))
 
     def settle_try(self, this: SampleTry, failed: TryFailed, retry: Retry) -> Again | None:
         """Decide what follows a failed try: another one, or None if its sample failed for good.
@@ -312,8 +341,6 @@ class Attempt:
             self.samples.fail(this.index, failed.failure, counts, failed.unscored)
         this.begun = None
         self.note_oldest()
-        if self.recorder is not None:
-            self.recorder.note(SamplesTried(id=self.id, samples=tuple(sample.counts for sample in self.samples)))
         if verdict is not None:
             return verdict
         if not self.samples.can_complete(self.min_samples):
@@ -458,24 +485,3 @@ def new_attempt(
     attempt = Attempt(prompt.group_id, number, prompt, samples, scope, min_samples, recorder, tally or Tally())
     attempt.note_oldest()
     return attempt
-
-
-async def log_overdue_tasks(attempt: Attempt, show: Callable[[trio.lowlevel.Task], str]) -> None:
-    """Log the attempt's task tree, as ``show`` renders it, when its deadline expires. Runs until cancelled.
-
-    Trio delivers a cancellation before any task runs again, so an abort function sees every await as it was when the
-    deadline expired.
-    """
-    nursery = trio.lowlevel.current_task().parent_nursery
-
-    def log_tasks(_: object) -> trio.lowlevel.Abort:
-        if nursery is not None and attempt.is_out_of_time:
-            _LOGGER.warning(
-                "group %s: the deadline of attempt %d has passed. Its tasks:\n%s",
-                attempt.id,
-                attempt.number,
-                show(nursery.parent_task),
-            )
-        return trio.lowlevel.Abort.SUCCEEDED
-
-    await trio.lowlevel.wait_task_rescheduled(log_tasks)

@@ -213,7 +213,18 @@ def _ready_entry(group: Group) -> Entry:
 def _requeued(entry: Entry, dropped: Sequence[int]) -> Iterator[LedgerEvent]:
     """Yield the events of a group that waits again, with those of its samples that are still fresh enough."""
     counts = tuple(sample.counts for sample in entry.samples)
-    yield Requeued(id=entry.id, attempt=entry.attempt, cause=Cause.STALE, attempts=0, unpenalized=0, samples=counts)
+    lost = sum(entry.samples[index].tokens for index in dropped)
+    wasted = {**entry.samples.wasted, Cause.STALE: entry.samples.wasted.get(Cause.STALE, 0) + lost}
+    yield Requeued(
+        id=entry.id,
+        attempt=entry.attempt,
+        cause=Cause.STALE,
+        attempts=0,
+        unpenalized=0,
+        samples=counts,
+        wasted=wasted,
+    )
     for trajectory in entry.samples.kept():
         if trajectory.index not in dropped:
-            yield SampleKept(id=entry.id, attempt=entry.attempt, trajectory=trajectory)
+            tokens = entry.samples[trajectory.index].tokens
+            yield SampleKept(id=entry.id, attempt=entry.attempt, trajectory=trajectory, tokens=tokens)

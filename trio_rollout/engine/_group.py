@@ -4,6 +4,9 @@ A sample that fails is tried again alone; its siblings go on. Nothing of an atte
 See docs/decisions/0049-the-grain-is-the-sample.md.
 """
 
+import logging
+from collections.abc import Callable
+
 import attrs
 import trio
 
@@ -13,11 +16,13 @@ from .._core.values import Group, MissingSample
 from .._util.user_code import ends_the_process
 from ..abc import Drop
 from ..errors import GenerateError
-from ._attempt import Attempt, Dropped, Finished, Outcome, Result, Unfinished, log_overdue_tasks
+from ._attempt import Attempt, Dropped, Finished, Outcome, Result, Unfinished
 from ._context import RolloutContext
 from ._sample import run_sample
 from ._scoring import group_scored, verdict_on
 from ._slots import SlotLease
+
+_LOGGER = logging.getLogger("trio_rollout")
 
 
 async def run_attempt(attempt: Attempt, context: RolloutContext, lease: SlotLease) -> Outcome:
@@ -32,7 +37,7 @@ async def run_attempt(attempt: Attempt, context: RolloutContext, lease: SlotLeas
         with attempt.scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(
-                    log_overdue_tasks, attempt, context.show_tasks, name=f"deadline of group {attempt.id}"
+                    _log_overdue_tasks, attempt, context.show_tasks, name=f"deadline of group {attempt.id}"
                 )
                 outcome = await _ended(attempt, context, lease)
                 nursery.cancel_scope.cancel()
@@ -104,3 +109,24 @@ async def _require_unended(attempt: Attempt) -> None:
     """Raise Cancelled if the attempt has ended: what is missing then is the next attempt's."""
     if attempt.has_ended:
         await trio.lowlevel.checkpoint()
+
+
+async def _log_overdue_tasks(attempt: Attempt, show: Callable[[trio.lowlevel.Task], str]) -> None:
+    """Log the attempt's task tree, as ``show`` renders it, when its deadline expires. Runs until cancelled.
+
+    Trio delivers a cancellation before any task runs again, so an abort function sees every await as it was when the
+    deadline expired.
+    """
+    nursery = trio.lowlevel.current_task().parent_nursery
+
+    def log_tasks(_: object) -> trio.lowlevel.Abort:
+        if nursery is not None and attempt.is_out_of_time:
+            _LOGGER.warning(
+                "group %s: the deadline of attempt %d has passed. Its tasks:\n%s",
+                attempt.id,
+                attempt.number,
+                show(nursery.parent_task),
+            )
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    await trio.lowlevel.wait_task_rescheduled(log_tasks)

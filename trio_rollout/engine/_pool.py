@@ -30,6 +30,7 @@ from .._core.events import GroupFiltered, GroupQuarantined, GroupReady, GroupReq
 from .._core.failures import failure_of, words_of
 from .._core.ledger_events import Filtered, Quarantined, Ready, Requeued
 from .._core.lifecycle import Event, State
+from .._core.samples import wasted_for_good
 from .._core.values import Prompt, QuarantineReport, Trajectory
 from .._util.time import retry_wait_s, wait_s
 from .._util.user_code import ends_the_process
@@ -167,18 +168,27 @@ class Pool:
             return None
 
     async def _settle_as(self, outcome: Outcome, entry: Entry, attempt: Attempt) -> float | None:
-        state = self.state
+        state, samples = self.state, entry.samples
         match outcome:
             case Finished(group=group):
-                await state.ledger.write(Ready(group=group))
+                wasted = wasted_for_good(samples) if group.missing else samples.wasted
+                await state.ledger.write(Ready(group=group, tokens=samples.kept_tokens, wasted=wasted))
                 state.budget.group_ready()
                 await state.make_ready(entry, group)
                 state.context.instruments.emit(GroupReady(id=entry.id, attempt=attempt.number, group=group))
             case Dropped(reason=reason):
-                await state.ledger.write(Filtered(id=entry.id, attempt=attempt.number, reason=reason))
+                await state.ledger.write(
+                    Filtered(
+                        id=entry.id,
+                        attempt=attempt.number,
+                        reason=reason,
+                        tokens=samples.kept_tokens,
+                        wasted=wasted_for_good(samples),
+                    )
+                )
                 state.budget.group_ready()
                 state.book.apply(entry, Event.FILTER)
-                state.tally.filter(entry.samples)
+                state.tally.filter(samples)
                 state.context.instruments.emit(GroupFiltered(id=entry.id, attempt=attempt.number, reason=reason))
             case Unfinished():
                 return await self._settle_unfinished(entry, attempt, outcome)
@@ -202,6 +212,7 @@ class Pool:
                 unpenalized=0,
                 error=outcome.failure,
                 samples=tuple(sample.counts for sample in entry.samples),
+                wasted=entry.samples.wasted,
             )
         )
         state.book.requeue(entry, outcome.cause)
@@ -220,7 +231,7 @@ class Pool:
             error=outcome.failure,
         )
         await self.state.recorder.flush()
-        await self.state.ledger.write(Quarantined(report=report, unscored=tuple(unscored)))
+        await self.state.ledger.write(Quarantined(report=report, unscored=tuple(unscored), wasted=entry.samples.wasted))
         self._quarantine(entry, report)
 
     def _quarantine(self, entry: Entry, report: QuarantineReport) -> None:

@@ -81,7 +81,7 @@ async def _run_try(attempt: Attempt, context: RolloutContext, index: int) -> flo
 
 
 async def _scored_rollout(this: SampleTry, context: RolloutContext) -> None:
-    trajectory = await _generated(this, context)
+    trajectory = this.take_unscored() or await _generated(this, context)
     try:
         reward = await reward_of(trajectory, context)
     except BaseException as error:  # noqa: ASYNC103  the boundary of the scorer: the sampled tokens are kept

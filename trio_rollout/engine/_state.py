@@ -92,7 +92,12 @@ class EngineState:
                 prompt=item.prompt,
                 attempt=item.attempt,
                 samples=Samples.recovered(
-                    self.per_group, item.kept, item.samples, self.context.settings.retry.max_attempts
+                    self.per_group,
+                    item.kept,
+                    item.samples,
+                    self.context.settings.retry.max_attempts,
+                    unscored=item.unscored,
+                    wasted=item.wasted,
                 ),
             )
             self.queue.append(self.book.enter(entry))

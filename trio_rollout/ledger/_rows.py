@@ -6,7 +6,7 @@ the number it finished under, and an ack the step of the delivery. A sample is n
 attempt it is of, and it is ignored only once its group has settled.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, assert_never, final
 
@@ -164,6 +164,11 @@ class Rows:
             raise AssertionError(f"row {row.seq} is {row.state} without a body")
         return Inline(columns[0])
 
+    def wasted(self, row: Row) -> bytes | None:
+        """Return the encoded tokens that were wasted for the group."""
+        found: Any = self.db.execute("SELECT wasted FROM groups WHERE seq = ?", (row.seq,)).fetchone()
+        return None if found is None else found[0]
+
     def delete(self, row: Row) -> None:
         """Delete a group's row and its body."""
         self.db.execute("DELETE FROM groups WHERE seq = ?", (row.seq,))
@@ -293,8 +298,9 @@ class EventApplier:
         what = f"requeue ({event.cause.value})"
         if event.cause is Cause.STALE and (found := self.rows.find(event.id)) and found.state != "waiting":
             row = self._requeue_stale(event, what)
+            wasted = self._with_earlier_waste(row, event.wasted)
         else:
-            row = self._current(event.id, event.attempt, what)
+            row, wasted = self._current(event.id, event.attempt, what), event.wasted
         self.rows.update(
             row,
             state="waiting",
@@ -310,8 +316,13 @@ class EventApplier:
             newest=None,
             rewards=None,
             tokens=0,
-            wasted=encode_wasted(event.wasted),
+            wasted=encode_wasted(wasted),
         )
+
+    def _with_earlier_waste(self, row: Row, wasted: Mapping[Cause, int]) -> Mapping[Cause, int]:
+        """Return the larger number for each cause: a run does not know what was wasted for a group that it found ready."""
+        known = decode_wasted(self.rows.wasted(row))
+        return {cause: max(known.get(cause, 0), wasted.get(cause, 0)) for cause in known | dict(wasted)}
 
     def _requeue_stale(self, event: Requeued, what: str) -> Row:
         """Replace the body of a finished group that is too old by its prompt."""
