@@ -143,6 +143,18 @@ class Rollout(Protocol):
         ...
 
     @property
+    def new_tokens(self) -> int:
+        """Number of tokens that this try has sampled so far."""
+        ...
+
+    def note_tokens(self, count: int) -> None:
+        """Count tokens that the generate function has sampled without ``generate``, such as through another client.
+
+        They enter ``statistics().tokens``, and a try that has sampled some does not count for ``Retry.max_free``.
+        """
+        ...
+
+    @property
     def input(self) -> ModelInput:
         """The prompt as servers take it: its ids, or its text or messages encoded by the tokenizer.
 

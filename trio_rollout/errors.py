@@ -11,7 +11,7 @@ something, ``next_batch``, ``evaluate``, ``weight_update``, ``ack``.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ._core.values import GroupId, Turn
+    from ._core.values import Failure, GroupId, Trajectory, Turn
 
 
 class RolloutError(Exception):
@@ -93,8 +93,8 @@ class InfrastructureError(RolloutError):
 class ServerLost(ServerError, InfrastructureError):
     """The connection to a server broke, or the server stopped answering. The request may have been executed.
 
-    Raised by ``rollout.generate``, ``open_tiny_process`` and leased servers. The engine runs the group again on another
-    server, without counting the attempt. Restart the server: it gets work again once it answers and has the required
+    Raised by ``rollout.generate`` and ``open_tiny_process``. The engine runs the sample again on another server, without
+    counting the attempt. Restart the server: it gets work again once it answers and has the required
     weights.
     """
 
@@ -102,6 +102,21 @@ class ServerLost(ServerError, InfrastructureError):
         super().__init__(message)
         self.tokens = tokens
         """The part of a streamed answer that had arrived: a turn with stop ABORT."""
+
+
+class FailedElsewhere(RolloutError):
+    """A try failed on another machine, whose engine has judged it. The engine here counts it as that one did.
+
+    Raised by generate functions and group rewards that hand their work to another engine, such as those of the lease
+    service of a Ray cluster. Without a ``failure`` it is an error of user code.
+    """
+
+    def __init__(self, message: str, *, failure: "Failure | None" = None, unscored: "Trajectory | None" = None) -> None:
+        super().__init__(message)
+        self.failure = failure
+        """The failure there: cause, class, message and traceback are kept."""
+        self.unscored = unscored
+        """The trajectory whose scorer failed for good: its tokens are kept, and it is not sampled again."""
 
 
 class RewardError(RolloutError):

@@ -9,17 +9,20 @@ from another thread.
 - Waiting: ``Condition`` waits for a condition over shared state, ``wait_s`` for time to pass, and ``backoff_s`` says how
   long before the next try.
 - Connections: a ``Connector`` for ``open_sglang_servers(connect=...)`` is given an ``Address`` and opens a ``Connection``.
+- Failures: ``ends_the_process`` tells what user code raised from what must go on, ``cause_of`` and ``failure_of`` make a value of it.
 - ``Ports`` is the source of randomness and request ids; ``seconds`` validates a setting.
 
 The reasons are in docs/decisions/0042-adapters-stand-on-public-names.md.
 """
 
 from ._core.checks import seconds
+from ._core.failures import cause_of, failure_of
 from ._http.connection import Address, Connection, Connector
 from ._util.condition import Condition
 from ._util.ports import Ports
 from ._util.service import Serve, open_service, open_service_nursery
 from ._util.time import backoff_s, wait_s
+from ._util.user_code import ends_the_process
 
 __all__ = [
     "Address",
@@ -29,6 +32,9 @@ __all__ = [
     "Ports",
     "Serve",
     "backoff_s",
+    "cause_of",
+    "ends_the_process",
+    "failure_of",
     "open_service",
     "open_service_nursery",
     "seconds",

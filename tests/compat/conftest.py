@@ -2,14 +2,16 @@
 
 import asyncio
 import importlib
+import inspect
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 
-from trio_rollout.testing import open_fake_sglang
+from trio_rollout.testing import open_fake_sglang, sim_run
 from trio_rollout_compat.bridge import Bridge, BridgeSettings, open_bridge
 from trio_rollout_compat.thread import open_engine_thread
 
@@ -68,3 +70,19 @@ def server() -> Generator[Any]:
 def seen(host: Any) -> list[Any]:
     """The arguments that the host's user functions were called with."""
     return importlib.import_module("user_functions").SEEN
+
+
+def _simulated(afn: Any, *, seed: str, clock: Any = None, instruments: Any = ()) -> Any:
+    assert clock is None, "these tests bring a clock of their own"
+    return sim_run(afn, seed=seed, instruments=instruments).value
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """Run each test of leases under a schedule drawn from its name; those with a ledger wait for a real disk."""
+    for item in items:
+        if (
+            item.path.name == "test_lease_grain.py"
+            and inspect.iscoroutinefunction(item.obj)
+            and "tmp_path" not in item.fixturenames
+        ):
+            item.add_marker(pytest.mark.trio(run=partial(_simulated, seed=item.nodeid)), append=False)

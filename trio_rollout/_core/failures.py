@@ -7,7 +7,7 @@ from typing import Final
 
 import attrs
 
-from ..errors import InfrastructureError, ServerLost
+from ..errors import FailedElsewhere, InfrastructureError, ServerLost
 from .enums import Cause
 from .settings import Retry
 from .values import Failure, GroupId
@@ -20,6 +20,8 @@ def failure_of(
     error: BaseException, cause: Cause = Cause.ERROR, *, group: GroupId | None = None, attempt: int | None = None
 ) -> Failure:
     """Return an exception as a value, without references to its frames. Of an exception group every leaf is named."""
+    if isinstance(error, FailedElsewhere) and error.failure is not None:
+        return attrs.evolve(error.failure, cause=cause, group=group, attempt=attempt)
     return Failure(
         cause=cause,
         type=_type_of(error),
@@ -92,6 +94,8 @@ def cause_of(error: BaseException, infrastructure: Sequence[type[BaseException] 
 
     ``infrastructure``: what counts as infrastructure beside ``InfrastructureError``, as in ``Retry``.
     """
+    if isinstance(error, FailedElsewhere) and error.failure is not None:
+        return error.failure.cause
     leaves = leaves_of(error)
     if all(isinstance(leaf, ServerLost) for leaf in leaves):
         return Cause.SERVER_LOST

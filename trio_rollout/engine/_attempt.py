@@ -21,7 +21,7 @@ from .._core.settings import Retry
 from .._core.tally import Tally
 from .._core.values import Failure, Group, GroupId, Prompt, Trajectory
 from .._util.condition import Condition
-from ..errors import GenerateError, RequestRejected
+from ..errors import FailedElsewhere, GenerateError, RequestRejected
 from ._gate import deadline_after
 from ._ledger import SampleRecorder
 
@@ -166,6 +166,8 @@ class SampleTry:
         permanent = all(isinstance(leaf, RequestRejected) for leaf in leaves)
         shown = leaves[0] if permanent or cause is not Cause.ERROR else error
         failure = failure_of(shown, cause, group=self.id, attempt=self.attempt.number)
+        if isinstance(error, FailedElsewhere):
+            unscored = unscored or error.unscored
         self._end = TryFailed(cause, failure, permanent or unscored is not None, unscored)
 
     def claim(self, trajectory: Trajectory) -> bool:
@@ -202,7 +204,7 @@ class SampleTry:
         return trio.current_time() >= self.scope.deadline
 
     def _out_of_time(self) -> TryFailed:
-        why = f"rollout {self.index}: its deadline passed"
+        why = "the rollout's deadline passed"
         return TryFailed(Cause.DEADLINE, self.attempt.new_failure(Cause.DEADLINE, why))
 
 

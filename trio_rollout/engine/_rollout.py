@@ -62,6 +62,15 @@ class RolloutHandle:
         return self._context.gate.version
 
     @property
+    def new_tokens(self) -> int:
+        """Number of tokens that this try has sampled so far."""
+        return self.this_try.new_tokens
+
+    def note_tokens(self, count: int) -> None:
+        """Count tokens that were sampled past ``generate``; see ``trio_rollout.abc.Rollout.note_tokens``."""
+        self.this_try.note_tokens(count)
+
+    @property
     def tools(self) -> "RolloutTools":
         """The commands and sandboxes of this rollout: everything started with them dies when the generate function is over."""
         self._refuse_if_over("tools")

@@ -115,7 +115,7 @@ async def _watched(this: SampleTry, context: RolloutContext, prompt: Prompt, rol
     limit = context.settings.deadlines.no_progress
     with context.gate.clock(limit) as rollout.progress:
         return await context.generate(prompt, rollout)
-    raise await this.give_up(Cause.NO_PROGRESS, f"rollout {this.index}: nothing new for {limit} s")
+    raise await this.give_up(Cause.NO_PROGRESS, f"nothing new for {limit} s")
 
 
 def _accepted(trajectory: object, this: SampleTry) -> Trajectory:
@@ -128,4 +128,4 @@ def _accepted(trajectory: object, this: SampleTry) -> Trajectory:
         why = "returned a trajectory without one token"
     else:
         return trajectory if trajectory.index == this.index else attrs.evolve(trajectory, index=this.index)
-    raise GenerateError(f"generate function, group {this.id}, rollout {this.index}: {why}")
+    raise GenerateError(f"generate function: {why}")

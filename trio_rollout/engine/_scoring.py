@@ -43,7 +43,7 @@ async def reward_of(trajectory: Trajectory, context: RolloutContext) -> Score | 
         return trajectory.reward
 
     def accept(score: object) -> Score:
-        return score_of(score, f"reward of rollout {trajectory.index}")
+        return score_of(score, "reward")
 
     return await _tried(
         lambda: reward(trajectory),
@@ -108,13 +108,13 @@ async def _tried(
 ) -> T:
     """Return what user code answers within its time, once it is acceptable.
 
-    ``work`` names the kind of function, ``what()`` the function and what it is for; that is put together for errors only.
+    ``work`` names the kind of function, ``what()`` the function and what it is for; that is put together for the log only.
     """
     retry, seconds = context.settings.retry, context.settings.deadlines.reward
     tries = ScorerTries(retry)
 
     async def try_once() -> T:
-        return accept(await _in_time(once, seconds, what))
+        return accept(await _in_time(once, seconds, work))
 
     def wait_after(error: BaseException) -> float | None:
         failure = failure_of(error, cause_of(error, retry.infrastructure))
@@ -128,17 +128,17 @@ async def _tried(
     return await retried(try_once, wait_after)
 
 
-async def _in_time(once: Callable[[], Awaitable[object]], seconds: float | None, what: Callable[[], str]) -> object:
+async def _in_time(once: Callable[[], Awaitable[object]], seconds: float | None, work: str) -> object:
     with trio.CancelScope(deadline=deadline_after(seconds)):
         try:
             answer = once()
             if not hasattr(answer, "__await__"):
                 raise RewardError(
-                    f"{what()}: an async function wanted, got one that returned {shown(answer)}; in_thread(fn) makes one of it"
+                    f"{work}: an async function wanted, got one that returned {shown(answer)}; in_thread(fn) makes one of it"
                 )
             return await answer
         except trio.Cancelled as error:
             if ends_the_process(error):
                 raise
-            raise RewardError(f"{what()}: {UNWANTED}") from error  # noqa: ASYNC104  no scope's Cancelled
-    raise RewardError(f"{what()}: no answer within its deadline of {seconds} s")
+            raise RewardError(f"{work}: {UNWANTED}") from error  # noqa: ASYNC104  no scope's Cancelled
+    raise RewardError(f"{work}: no answer within its deadline of {seconds} s")

@@ -1,4 +1,4 @@
-"""Lending groups to nodes: which node has room, which groups are lent, and how a node that is gone comes back.
+"""Lending samples to nodes: which node has room, which samples are lent, and how a node that is gone comes back.
 
 A ``Lease`` travels to a node, ``Settled`` comes back. The service knows a node as a ``Worker``, which may be anything that can
 run a lease. A place on a node is taken for as long as the node works on the lease, even when the result is no longer
@@ -7,6 +7,7 @@ wanted; otherwise the node would get more than it can run.
 
 import itertools
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, Protocol, TypeVar, final
@@ -14,37 +15,70 @@ from typing import Final, Protocol, TypeVar, final
 import attrs
 import trio
 
-from trio_rollout import Cause, Failure, Prompt, Trajectory
-from trio_rollout.errors import GenerateError, ServerError, ServerLost
+from trio_rollout import Cause, Failure, Group, GroupId, Prompt, Trajectory
+from trio_rollout.errors import FailedElsewhere, InfrastructureError, RequestRejected, ServerError
 from trio_rollout.lowlevel import Condition, open_service_nursery
+
+_log: Final = logging.getLogger("trio_rollout.compat")
+_OF_THE_NODE: Final = frozenset({Cause.INFRASTRUCTURE, Cause.SERVER_LOST})
+
+T = TypeVar("T")
+
+
+class NodeLost(InfrastructureError):
+    """A node is gone, and with it the samples that it was running. They run elsewhere, and use up no try."""
 
 
 @attrs.frozen(kw_only=True)
 class Lease:
-    """A group that a node is to run.
+    """One try at one sample of a group, for a node to run; or, with ``group``, a finished group that is to get its group reward.
 
     ``holder`` names the service that lent it, a new name after each restart; ``number`` is unique for that holder.
+    ``attempt`` is the number of the try, from 1.
     """
 
     holder: str
     number: int
     prompt: Prompt
+    index: int = 0
+    attempt: int = 1
+    group: Group | None = None
 
     def __str__(self) -> str:
-        return f"lease {self.number} of group {self.prompt.group_id}"
+        what = f"sample {self.index}" if self.group is None else "group reward"
+        return f"lease {self.number} of group {self.prompt.group_id}, {what}"
+
+    def at_home(self, trajectory: Trajectory) -> Trajectory:
+        """Return the trajectory with the prompt and the index that it has for the service."""
+        return attrs.evolve(trajectory, prompt=self.prompt, index=self.index)
 
 
 @attrs.frozen(kw_only=True)
 class Settled:
-    """The outcome of a lease on its node: the group's trajectories, or the failure that ended it."""
+    """The outcome of a lease on its node: a scored trajectory, or the answer of the group reward, or a failure.
 
-    rows: tuple[Trajectory, ...] = ()
+    With a failure and a trajectory the scorer has failed for good. ``rejected``: no server takes the input. ``tokens`` is
+    the number of tokens that were sampled.
+    """
+
+    trajectory: Trajectory | None = None
+    scores: object = None
     failure: Failure | None = None
+    rejected: bool = False
+    tokens: int = 0
 
+    def raise_failure(self) -> None:
+        """Raise what the engine of the service is to count, if the lease failed on its node.
 
-_log: Final = logging.getLogger("trio_rollout.compat")
-
-T = TypeVar("T")
+        Raises:
+          RequestRejected: no server takes the input.
+          FailedElsewhere: any other failure.
+        """
+        if self.failure is None:
+            return
+        if self.rejected:
+            raise RequestRejected(self.failure.message)
+        raise FailedElsewhere(str(self.failure), failure=self.failure, unscored=self.trajectory)
 
 
 class Worker(Protocol):
@@ -56,12 +90,12 @@ class Worker(Protocol):
         ...
 
     async def run(self, lease: Lease) -> Settled:
-        """Run a group on the node and return its outcome. Blocks until then.
+        """Run a lease on the node and return its outcome. Blocks until then.
 
         Never cancelled while the service is open: a lease that is no longer wanted is revoked.
 
         Raises:
-          ServerLost: the node is gone, and the lease with it.
+          NodeLost: the node is gone, and the lease with it.
         """
         ...
 
@@ -69,43 +103,43 @@ class Worker(Protocol):
         """Tell the node that the result is no longer wanted, so that its ``run`` ends soon. Does not block."""
 
     async def returned(self, holder: str) -> bool:
-        """Wait until the node can be used; return False if it is gone for good. Called at the start and after ServerLost."""
+        """Wait until the node can be used; return False if it is gone for good. Called at the start and after NodeLost."""
         ...
 
 
 @final
 @attrs.define(eq=False)
 class _Place:
-    """A node that can be used, and how many more groups it can run."""
+    """A node that can be used, how many more samples it can run, and the groups of those that it runs.
+
+    ``fails``: the last sample that ended there had lost a server, a sandbox, or the like.
+    """
 
     worker: Worker
     free: int
+    groups: Counter[GroupId] = attrs.field(factory=Counter, init=False)
+    fails: bool = attrs.field(default=False, init=False)
+
+    def take(self, gid: GroupId) -> None:
+        self.free -= 1
+        self.groups[gid] += 1
+
+    def give_back(self, gid: GroupId, settled: Settled) -> None:
+        self.free += 1
+        self.groups[gid] -= 1
+        self.groups += Counter()  # leaves out the groups of which nothing runs here
+        self.fails = settled.failure is not None and settled.failure.cause in _OF_THE_NODE
 
 
 @final
 @attrs.define(eq=False)
-class LentGroup:
-    """One group that is lent, until its node is done with it."""
+class _Lent:
+    """One lease, until its node is done with it."""
 
     lease: Lease
     over: trio.Event = attrs.field(factory=trio.Event, init=False)
     settled: Settled = attrs.field(factory=Settled, init=False)
-    lost: ServerLost | None = attrs.field(default=None, init=False)
-
-    def rows(self) -> tuple[Trajectory, ...]:
-        """Return the trajectories. A ServerLost lets the engine try again, which lends the group once more.
-
-        Raises:
-          ServerLost: the node is gone, or its servers are, or it was closed.
-          GenerateError: the node has given the group up.
-        """
-        failure = self.settled.failure
-        if self.lost is not None:
-            raise ServerLost(f"{self.lease}: {self.lost}") from self.lost
-        if failure is None:
-            return self.settled.rows
-        kind = ServerLost if failure.cause in {Cause.SERVER_LOST, Cause.SERVER_ABORT, Cause.SHUTDOWN} else GenerateError
-        raise kind(f"{self.lease} was given up by its node: {failure}\n{failure.traceback}".rstrip())
+    lost: NodeLost | None = attrs.field(default=None, init=False)
 
 
 @final
@@ -113,7 +147,7 @@ class LentGroup:
 class Leases:
     """The leases of one service. Made by ``open_leases``.
 
-    ``capacity``: groups at once on each node. ``cleanup_s``: seconds that a revoked lease is waited for.
+    ``capacity``: samples at once on each node. ``cleanup_s``: seconds that a revoked lease is waited for.
     """
 
     holder: str
@@ -121,6 +155,7 @@ class Leases:
     cleanup_s: float
     _nursery: trio.Nursery = attrs.field(alias="nursery")
     _changed: Condition = attrs.field(factory=Condition, init=False)
+    _without_room: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _places: list[_Place] = attrs.field(factory=list, init=False)
     _absent: int = attrs.field(default=0, init=False)
     _last_loss: str = attrs.field(default="", init=False)
@@ -128,7 +163,7 @@ class Leases:
 
     @property
     def out(self) -> int:
-        """Number of groups that are lent."""
+        """Number of samples that are lent."""
         return sum(self.capacity - place.free for place in self._places)
 
     @property
@@ -136,29 +171,56 @@ class Leases:
         """Names of the nodes that can be used now."""
         return [place.worker.name for place in self._places]
 
-    async def lend(self, prompt: Prompt) -> tuple[Trajectory, ...]:
-        """Run this group on some node, and return its trajectories.
+    async def sample(self, prompt: Prompt, index: int, attempt: int, note_tokens: Callable[[int], None]) -> Settled:
+        """Run one try at a sample on some node, and return its outcome.
 
-        Blocks until a node has room, then until it is done. Cancelled, the lease is revoked, and its end awaited for
-        ``cleanup_s`` seconds before Cancelled goes on.
+        Siblings go to one node while it has room: they share the beginning of their requests. A node that lost the last
+        sample's server or sandbox comes last. Blocks until a node has room, then until it is done. Cancelled, the lease is
+        revoked, and its end awaited for ``cleanup_s`` seconds before Cancelled goes on.
 
         Raises:
-          ServerLost: the node is gone, or has lost its servers; another node may try.
-          GenerateError: the node has given the group up; the message says why.
+          NodeLost: the node is gone; another node may try.
         """
-        await self._changed.wait_until(lambda: any(place.free > 0 for place in self._places))
+        gid = prompt.group_id
+        while not (having_room := [place for place in self._places if place.free > 0]):
+            await self._without_room.park()
+        place = max(having_room, key=lambda place: (not place.fails, gid in place.groups, place.free))
+        number = next(self._numbers)
+        lease = Lease(holder=self.holder, number=number, prompt=prompt, index=index, attempt=attempt)
+        place.take(gid)
+
+        def over(settled: Settled) -> None:  # also if the result is no longer wanted: its tokens were sampled
+            place.give_back(gid, settled)
+            note_tokens(settled.tokens)
+
+        return await self._settled(place, lease, over)
+
+    async def scores(self, group: Group) -> Settled:
+        """Have some node score a finished group, and return the outcome. Needs no room there; otherwise like ``sample``.
+
+        Raises:
+          NodeLost: the node is gone, or no node can be used at the moment.
+        """
+        if not self._places:
+            await trio.lowlevel.checkpoint()
+            raise NodeLost(f"group reward of {group.id}: no node can be used at the moment")
         place = max(self._places, key=lambda place: place.free)
-        place.free -= 1
-        lent = LentGroup(Lease(holder=self.holder, number=next(self._numbers), prompt=prompt))
-        self._nursery.start_soon(self._run, place, lent, name=f"{lent.lease} on {place.worker.name}")
+        lease = Lease(holder=self.holder, number=next(self._numbers), prompt=group.prompt, group=group)
+        return await self._settled(place, lease, lambda _: None)
+
+    async def _settled(self, place: _Place, lease: Lease, over: Callable[[Settled], None]) -> Settled:
+        lent = _Lent(lease)
+        self._nursery.start_soon(self._run, place, lent, over, name=f"{lease} on {place.worker.name}")
         try:
             await lent.over.wait()
         except trio.Cancelled:
-            place.worker.revoke(lent.lease)
+            place.worker.revoke(lease)
             with trio.move_on_after(self.cleanup_s, shield=True):
                 await lent.over.wait()
             raise
-        return lent.rows()
+        if lent.lost is not None:
+            raise NodeLost(f"{lease}: {lent.lost}") from lent.lost
+        return lent.settled
 
     async def unless_all_are_gone(self, fn: Callable[[], Awaitable[T]]) -> T:
         """Await ``fn()``, and cancel it when every node is gone for good.
@@ -185,23 +247,23 @@ class Leases:
         await self._changed.wait_until(lambda: not self._places and not self._absent)
         scope.cancel(reason="every node is gone")
 
-    async def _run(self, place: _Place, lent: LentGroup) -> None:
+    async def _run(self, place: _Place, lent: _Lent, over: Callable[[Settled], None]) -> None:
         try:
             lent.settled = await place.worker.run(lent.lease)
-        except ServerLost as error:
+        except NodeLost as error:
             lent.lost = error
             self._note_gone(place, error)
         finally:
-            place.free += 1
+            over(lent.settled)
             lent.over.set()
-            self._changed.notify()
+            self._without_room.unpark()
 
-    def _note_gone(self, place: _Place, error: ServerLost) -> None:
+    def _note_gone(self, place: _Place, error: NodeLost) -> None:
         if place not in self._places:
             return  # another of its leases was the first to know
         self._places.remove(place)
         self._last_loss = str(error)
-        _log.warning("node %s is gone; the groups it was lent run elsewhere: %s", place.worker.name, error)
+        _log.warning("node %s is gone; the samples it was lent run elsewhere: %s", place.worker.name, error)
         self.expect(place.worker)
 
     def expect(self, worker: Worker) -> None:
@@ -213,6 +275,7 @@ class Leases:
         try:
             if await worker.returned(self.holder):
                 self._places.append(_Place(worker, self.capacity))
+                self._without_room.unpark(count=self.capacity)
             else:
                 _log.error("node %s is gone for good", worker.name)
         finally:
@@ -224,7 +287,7 @@ class Leases:
 async def open_leases(
     workers: Sequence[Worker], *, holder: str, capacity: int, cleanup_s: float
 ) -> AsyncGenerator[Leases]:
-    """Lend groups to these nodes, ``capacity`` at once to each, until the block is left."""
+    """Lend samples to these nodes, ``capacity`` at once to each, until the block is left."""
 
     async with open_service_nursery() as nursery:
         leases = Leases(holder=holder, capacity=capacity, cleanup_s=cleanup_s, nursery=nursery)

@@ -7,7 +7,7 @@ are acked, the drain. Decision: docs/decisions/0017-a-cluster-is-an-engine-that-
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Final, final
+from typing import Final, cast, final
 
 import attrs
 import trio
@@ -34,6 +34,7 @@ from trio_rollout.abc import GroupFilter, ModelInput, Rollout, Source
 from trio_rollout.errors import RolloutError, ServerError
 
 from ._leases import Leases, Worker, open_leases
+from ._node import Score
 
 _NO_SERVERS: Final = "the lease service has no servers, its nodes have them"
 
@@ -86,46 +87,28 @@ class NoServers:
 
 
 @final
-@attrs.define(eq=False)
-class _Lent:
-    """One group that is lent: the first of its samples lends it, the others wait for the result."""
-
-    over: trio.Event = attrs.field(factory=trio.Event, init=False)
-    rows: tuple[Trajectory, ...] = attrs.field(default=(), init=False)
-    error: Exception | None = attrs.field(default=None, init=False)
-    taken: set[int] = attrs.field(factory=set, init=False)
-
-
-@final
 @attrs.frozen(eq=False)
 class Lending:
-    """The service's generate function: lends each group as a whole, and keeps the result until every sample has its part."""
+    """The service's generate function and group reward: lends each try at a sample, and each finished group, to a node."""
 
     _leases: Leases
-    _lent: dict[GroupId, _Lent] = attrs.field(factory=dict, init=False)
 
     async def __call__(self, prompt: Prompt, rollout: Rollout, /) -> Trajectory:
-        """Return one sample of the group. A lease that fails fails for all samples, and the next of them lends again."""
-        gid = prompt.group_id
-        lent = self._lent.get(gid)
-        if lent is None:
-            lent = self._lent[gid] = _Lent()
-            try:
-                lent.rows = await self._leases.lend(prompt)
-            except Exception as error:
-                lent.error = error
-                raise
-            finally:
-                if not lent.rows:
-                    del self._lent[gid]
-                lent.over.set()
-        await lent.over.wait()
-        if lent.error is not None:
-            raise lent.error
-        lent.taken.add(rollout.index)
-        if len(lent.taken) == len(lent.rows):
-            self._lent.pop(gid, None)
-        return lent.rows[rollout.index]
+        """Run one try at a sample on some node. Blocks until it is over there; cancelled, it is revoked.
+
+        Raises:
+          NodeLost: the node is gone.
+          RequestRejected, FailedElsewhere: the try failed on its node.
+        """
+        settled = await self._leases.sample(prompt, rollout.index, rollout.attempt, rollout.note_tokens)
+        settled.raise_failure()
+        return cast("Trajectory", settled.trajectory)
+
+    async def group_reward(self, group: Group, /) -> Sequence[Score]:
+        """Have some node score a finished group. Blocks, is cancelled and raises as a sample does."""
+        settled = await self._leases.scores(group)
+        settled.raise_failure()
+        return cast("Sequence[Score]", settled.scores)
 
 
 @attrs.frozen(kw_only=True)
@@ -190,7 +173,7 @@ class LeaseService:
         return set(ids) <= set(self._engine.ready_ids())
 
     async def statistics(self) -> tuple[EngineStatistics, tuple[str, ...], int]:
-        """Return the engine's counts, the nodes that can be used, and the number of groups that are lent."""
+        """Return the engine's counts, the nodes that can be used, and the number of samples that are lent."""
         await trio.lowlevel.checkpoint()
         return self._engine.statistics(), tuple(self._leases.nodes), self._leases.out
 
@@ -205,12 +188,11 @@ class LeaseService:
 
 
 def service_settings(settings: EngineSettings, nodes: int) -> EngineSettings:
-    """Return the settings of the service's engine: it runs what all nodes together may run; times and tries are the nodes'."""
+    """Return the settings of the service's engine: it runs what all nodes together may run. The times of a try are the nodes'."""
     return attrs.evolve(
         settings,
         max_running=settings.max_running * nodes,
-        deadlines=attrs.evolve(settings.deadlines, group=None, rollout=None, turn=None, no_progress=None),
-        retry=attrs.evolve(settings.retry, max_attempts=1),
+        deadlines=attrs.evolve(settings.deadlines, rollout=None, turn=None, no_progress=None),
     )
 
 
@@ -223,19 +205,24 @@ async def open_lease_service(
     holder: str,
     ledger: Path | None = None,
     group_filter: GroupFilter | None = None,
+    scores_groups: bool = False,
 ) -> AsyncGenerator[LeaseService]:
-    """Open source, ledger and engine of the service. Leaving drains, within ``Deadlines.drain``."""
-    capacity = settings.max_running // settings.samples_per_prompt
+    """Open source, ledger and engine of the service. Leaving drains, within ``Deadlines.drain``.
+
+    ``scores_groups``: the nodes have a group reward.
+    """
     async with AsyncExitStack() as stack:
         opened = None if ledger is None else await stack.enter_async_context(open_ledger(ledger))
         leases = await stack.enter_async_context(
-            open_leases(workers, holder=holder, capacity=capacity, cleanup_s=settings.deadlines.abort)
+            open_leases(workers, holder=holder, capacity=settings.max_running, cleanup_s=settings.deadlines.abort)
         )
+        lending = Lending(leases)
         engine = await stack.enter_async_context(
             open_rollout_engine(
                 open_source(),
-                Lending(leases),
+                lending,
                 servers=NoServers(),
+                group_reward=lending.group_reward if scores_groups else None,
                 group_filter=group_filter,
                 ledger=opened,
                 settings=service_settings(settings, len(workers)),

@@ -1,12 +1,10 @@
 """The two Ray actors, and a node's actor as a worker of the lease service. Each actor has an EngineThread."""
 
 import functools
-import os
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from itertools import starmap
-from pathlib import Path
 from typing import Any, Final, final
 
 import attrs
@@ -15,11 +13,11 @@ import trio
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from trio_rollout import EngineSettings
-from trio_rollout.abc import GroupFilter, Source
-from trio_rollout.errors import EndOfData, EngineClosed, ServerLost
+from trio_rollout.abc import Source
+from trio_rollout.errors import EndOfData, EngineClosed
 from trio_rollout.lowlevel import wait_s
 
-from .._leasing._leases import Lease, Settled
+from .._leasing._leases import Lease, NodeLost, Settled
 from .._leasing._node import OpenParts, open_node
 from .._leasing._service import open_lease_service
 from ..bridge._backends import replies_to
@@ -52,13 +50,13 @@ class NodeActor:
         lifespan = functools.partial(open_node, open_parts, settings)
         self._thread = EngineThread(lifespan, name="trio-rollout node", grace=grace).start()
 
-    async def adopt(self, holder: str) -> int:
-        """Accept leases of this holder, revoke those of the service before it was restarted; return the process id."""
+    async def adopt(self, holder: str) -> bool:
+        """Accept leases of this holder, revoke those of the service before it was restarted. True: it has a group reward."""
         await self._thread.acall(_later, functools.partial(self._thread.value.adopt, holder))
-        return os.getpid()
+        return self._thread.value.parts.group_reward is not None
 
     async def run(self, lease: Lease) -> Settled:
-        """Run a group and return its outcome."""
+        """Run a lease and return its outcome."""
         return await self._thread.acall(self._thread.value.run, lease)
 
     async def revoke(self, holder: str, number: int) -> None:
@@ -78,18 +76,18 @@ class ServiceActor:
         self,
         nodes: Sequence[tuple[str, Any]],
         open_source: Callable[[], Source],
+        *,
         settings: EngineSettings,
-        ledger: Path | None,
-        group_filter: GroupFilter | None,
+        **more: Any,
     ) -> None:
+        """``more``: see ``open_lease_service``."""
         lifespan: Callable[[], AbstractAsyncContextManager[Any]] = functools.partial(
             open_lease_service,
             list(starmap(RayWorker, nodes)),
             open_source,
             settings=settings,
             holder=uuid.uuid4().hex,
-            ledger=ledger,
-            group_filter=group_filter,
+            **more,
         )
         grace = settings.deadlines.drain + settings.deadlines.control
         self._thread = EngineThread(lifespan, name="trio-rollout lease service", grace=grace).start()
@@ -141,9 +139,9 @@ class RayWorker:
         except RayTaskError as error:
             if isinstance(error.cause, EngineClosed):  # the engine has crashed, and the actor goes on without it
                 ray.kill(self._actor, no_restart=False)
-            raise ServerLost(f"its engine failed: {error.cause!r}") from error
+            raise NodeLost(f"its engine failed: {error.cause!r}") from error
         except RayError as error:
-            raise ServerLost(f"{type(error).__name__}: {error}") from error
+            raise NodeLost(f"{type(error).__name__}: {error}") from error
         return settled
 
     def revoke(self, lease: Lease) -> None:

@@ -99,7 +99,7 @@ class RayRollouts:
         return RayBatch(self, head, refs[: len(head.ids)])
 
     def statistics(self) -> EngineStatistics:
-        """Return the lease service's counts; groups that are lent count as running."""
+        """Return the lease service's counts; samples that are lent count as running."""
         counts: EngineStatistics = self._ask("statistics")[0]
         return counts
 
@@ -229,12 +229,13 @@ def open_ray_rollouts(
     """
     settings = settings or EngineSettings()
     spread = {"max_restarts": -1, "scheduling_strategy": "SPREAD", "num_cpus": 1, **(node_options or {})}
-    make_node = ray.remote(NodeActor).options(**{"max_concurrency": 2 * settings.max_running + 100, **spread})
+    calls = 2 * settings.max_running + settings.max_ready + 100
+    make_node = ray.remote(NodeActor).options(**{"max_concurrency": calls, **spread})
     actors = [make_node.remote(open_parts, settings) for _ in range(nodes)]
     service = None
     try:
-        ray.get([actor.adopt.remote("") for actor in actors])
-        service = _start_service(actors, (open_source, settings, group_filter), ledger, service_options or {})
+        parts = {"settings": settings, "group_filter": group_filter}
+        service = _start_service(actors, open_source, parts, ledger, service_options or {})
         rollouts = RayRollouts(service, ray.get(service.ask.remote(None, "hello")))
         yield rollouts
         rollouts._close()
@@ -253,11 +254,16 @@ def _end(actors: Sequence[Any]) -> None:
 
 
 def _start_service(
-    actors: Sequence[Any], parts: tuple[Any, Any, Any], ledger: str | PathLike[str] | None, options: Mapping[str, Any]
+    actors: Sequence[Any],
+    open_source: Callable[[], Source],
+    parts: Mapping[str, Any],
+    ledger: str | PathLike[str] | None,
+    options: Mapping[str, Any],
 ) -> Any:
-    """Start the lease service over these nodes. Ray restarts it only if it has a ledger to go on from."""
-    open_source, settings, group_filter = parts
-    lasting = {"max_restarts": -1 if ledger is not None else 0, "num_cpus": 0, **options}
+    """Start the lease service over these nodes, once they are ready. Ray restarts it only if it has a ledger to go on from."""
+    scores_groups = any(ray.get([actor.adopt.remote("") for actor in actors]))
+    lasting = {"max_restarts": 0 if ledger is None else -1, "num_cpus": 0, **options}
     named = [(f"node {number}", actor) for number, actor in enumerate(actors)]
     path = None if ledger is None else Path(ledger).absolute()
-    return ray.remote(ServiceActor).options(**lasting).remote(named, open_source, settings, path, group_filter)
+    make = ray.remote(ServiceActor).options(**lasting)
+    return make.remote(named, open_source, ledger=path, scores_groups=scores_groups, **parts)
