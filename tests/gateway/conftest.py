@@ -72,7 +72,19 @@ def open_stage(script):
     """``async with open_stage(agent) as stage``: an engine whose rollouts are ``agent(session)``, over one tiny server."""
 
     @asynccontextmanager
-    async def opened(agent, *, generate=None, count=1, samples=1, tiny=None, gateway=None, sampling=None, **settings):
+    async def opened(
+        agent,
+        *,
+        generate=None,
+        count=1,
+        samples=1,
+        tiny=None,
+        gateway=None,
+        sampling=None,
+        tokenizer=DATA,
+        parser=None,
+        **settings,
+    ):
         sampling = sampling or SamplingParams(max_new_tokens=256)
 
         async def of_agent(prompt, rollout):
@@ -86,7 +98,9 @@ def open_stage(script):
         async with (
             open_tiny_server(TinySettings(script=script, **(tiny or {}))) as server,
             open_sglang_servers([server.url]) as servers,
-            open_gateway(servers, tokenizer=DATA, settings=GatewaySettings(**(gateway or {}))) as opened_gateway,
+            open_gateway(
+                servers, tokenizer=tokenizer, settings=GatewaySettings(**(gateway or {})), parser=parser
+            ) as opened_gateway,
             open_rollout_engine(
                 IterableSource(prompts),
                 generate or of_agent,

@@ -30,9 +30,9 @@ class Drift(enum.Enum):
     NONE = "none"
     """The text is tokenized to the ids that were recorded, or there is no history."""
     REUSED = "reused"
-    """The text of the last answer would be tokenized to other ids; the recorded ids are used."""
+    """The text of the history would be tokenized to other ids, or holds another nonce; the recorded ids are used."""
     FORKED = "forked"
-    """The history was rewritten, so the text's own ids are used: a new branch."""
+    """The history before a recorded answer was rewritten, so the text's own ids are used: a new branch."""
 
 
 @final

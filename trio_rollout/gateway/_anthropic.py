@@ -234,6 +234,6 @@ def _messages(message: _Message, where: str) -> Iterator[Message]:
     if thoughts := join_text(block.thinking for block in message.content):
         rest["reasoning_content"] = thoughts
     if calls := [block for block in message.content if block.type == "tool_use"]:
-        rest["tool_calls"] = [tool_call(call.id, call.name, call.input or {}) for call in calls]
+        rest["tool_calls"] = [tool_call(call.id, call.name, arguments_of(call.input)) for call in calls]
     if rest["content"] or calls or message.role == "assistant":
         yield rest

@@ -239,7 +239,7 @@ class _TurnReply:
         if turn.answer is None:
             await exchange.events(writer.fail(self._refusal()), last=True)
             return
-        end = writer.end(turn.answer, _rest(turn.answer.text, text), _rest(turn.answer.reasoning, thoughts))
+        end = writer.end(turn.answer, turn.answer.text[len(text) :], turn.answer.reasoning[len(thoughts) :])
         await self._deliver(partial(exchange.events, end, last=True))
 
     async def _deliver(self, send: Callable[[], Awaitable[None]]) -> None:
@@ -254,11 +254,6 @@ class _TurnReply:
 
     def _refusal(self) -> Refusal:
         return refusal_of(self.turn.error or SessionClosed("session closed"))
-
-
-def _rest(text: str, shown: str) -> str:
-    """Return the part of the final text that was not shown. Parsers strip white space that was shown already."""
-    return text[len(shown) :] if text.startswith(shown) else text.lstrip()[len(shown.lstrip()) :]
 
 
 @final

@@ -113,6 +113,8 @@ class ServerParser:
         found = await self._ask(
             "/parse_function_call", {"text": text, "tools": tools, "tool_call_parser": self.tool_parser}, _Calls
         )
+        if not found.calls:
+            return Parsed(text=text, reasoning=reasoning)  # SGLang's parsers leave a malformed call out of the text
         return Parsed(text=found.normal_text, reasoning=reasoning, calls=tuple(found.calls))
 
     async def _ask(self, path: str, body: object, kind: type[Any]) -> Any:

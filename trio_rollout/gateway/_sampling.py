@@ -5,20 +5,21 @@ from collections.abc import Sequence
 from typing import Final, final
 
 import attrs
+import msgspec
 import numpy as np
 import trio
 
 from .._core.enums import Stop
 from .._core.sampling import SamplingParams
-from .._core.token_tree import Drift, Placement
+from .._core.token_tree import Drift
 from .._core.values import Turn
 from .._util.threads import RunSync
 from .._util.user_code import ends_the_process
 from ..abc import Rollout
 from ..errors import ServerError, SettingsError
-from ..tokenizer._messages import arguments_of, tool_call
+from ..tokenizer._messages import NO_OBJECT, arguments_of, tool_call
 from ..tokenizer._tokenizer import LARGE_TEXT
-from ._conversation import Conversation
+from ._conversation import Conversation, Placed
 from ._parsers import Parsed, Parser
 from ._protocol import Refusal
 from ._settings import GatewaySettings
@@ -27,6 +28,7 @@ from ._values import Answer, ChatRequest, ContextLimits, Finish, Message, Tool, 
 
 # The APIs' own limit. A server that computes in float32 takes a much larger number for infinity.
 _HIGHEST_TEMPERATURE: Final = 2
+_OVERHEAD: Final = 16  # characters that a message without a text counts: a template runs through its body for each
 
 
 @final
@@ -60,21 +62,29 @@ class Sampler:
         on_tokens = turn.on_tokens if request.stream else None
         sampled = await rollout.generate(placement.prompt_ids, sampling, on_tokens=on_tokens)
         _require_streamed(turn, sampled)
-        parsed = await self._parsed(sampled.text, request.tools)
+        parsed = turn.streaming.continued(await self._parsed(sampled.text, request.tools))
         answer = _answer(turn.id, sampled, parsed, request)
         if len(sampled.output_ids):
-            turn.node = self.conversation.record(request.messages, request.tools, message_of(answer), sampled)
+            turn.node = self.conversation.record(
+                request.messages,
+                request.tools,
+                message_of(answer),
+                sampled,
+                variables=request.variables,
+                placed=placement,
+            )
         return answer, sampled.stop
 
-    async def place(self, request: ChatRequest) -> Placement:
+    async def place(self, request: ChatRequest) -> Placed:
         """Return the ids of the prompt. A large prompt is tokenised in a thread.
 
         Raises:
           RequestRejected: the chat template refuses these messages.
         """
-        if sum(len(message["content"]) for message in request.messages) > LARGE_TEXT:
-            return await self.run_sync(self.conversation.place, request.messages, request.tools)
-        return self.conversation.place(request.messages, request.tools)
+        size = sum(_OVERHEAD + len(message["content"]) for message in request.messages)
+        if size > LARGE_TEXT:
+            return await self.run_sync(self.conversation.place, request.messages, request.tools, request.variables)
+        return self.conversation.place(request.messages, request.tools, request.variables)
 
     def streaming_text(self, request: ChatRequest) -> StreamingText:
         """Return the text to stream for an answer to this request, still empty."""
@@ -94,13 +104,17 @@ class Sampler:
                 if ends_the_process(error):
                     raise
                 return  # noqa: ASYNC104  the parser is asked again at the end, where it counts
-            turn.classify(parsed.reasoning, parsed.text)
+            turn.classify(parsed.reasoning.strip(), parsed.text)
 
     async def _parsed(self, text: str, tools: Sequence[Tool]) -> Parsed:
         await trio.lowlevel.checkpoint()
         if not self.parser.parses_markup(tools):
             return Parsed(text=text)
-        return await self.parser.parse(text, tools)
+        parsed = await self.parser.parse(text, tools)
+        if not self.parser.finds_thoughts:
+            return parsed
+        # As in a stream: space around thoughts is the template's.
+        return attrs.evolve(parsed, text=parsed.text.lstrip(), reasoning=parsed.reasoning.strip())
 
     def _sampling(self, request: ChatRequest, prompt_tokens: int) -> SamplingParams:
         wanted = request.max_tokens or self.settings.default_max_tokens or self.sampling.max_new_tokens
@@ -135,7 +149,7 @@ def _require_streamed(turn: AgentTurn, sampled: Turn) -> None:
 
 def _answer(turn: str, sampled: Turn, parsed: Parsed, request: ChatRequest) -> Answer:
     calls = tuple(
-        ToolUse(id=f"call_{turn}{place}", name=call.name or "", arguments=call.parameters or "{}")
+        ToolUse(id=f"call_{turn}{place}", name=call.name or "", arguments=_as_object(call.parameters))
         for place, call in enumerate(parsed.calls)
     )
     finish = Finish.LENGTH if sampled.stop is Stop.LENGTH else Finish.TOOL_CALLS if calls else Finish.STOP
@@ -152,6 +166,13 @@ def _answer(turn: str, sampled: Turn, parsed: Parsed, request: ChatRequest) -> A
         output_tokens=len(sampled.output_ids),
         cached_tokens=sampled.cached_tokens,
     )
+
+
+def _as_object(written: str) -> str:
+    """Return a call's arguments as the JSON text of an object: the parser's text if that is one."""
+    value = arguments_of(written)
+    kept = written.lstrip().startswith("{") and value != {NO_OBJECT: written}
+    return written if kept else msgspec.json.encode(value).decode()
 
 
 def message_of(answer: Answer) -> Message:

@@ -27,6 +27,7 @@ import trio
 from .._core.token_tree import Node
 from .._util.condition import Condition
 from ..tokenizer import Tokenizer
+from ._parsers import Parsed
 from ._values import Answer, ChatRequest
 
 _HALF: Final = "�"
@@ -114,6 +115,12 @@ class StreamingText:
             self._earlier = thoughts[: thoughts.rindex(self._run)]
         self._show()
         self.feed(self._ids)
+
+    def continued(self, parsed: Parsed) -> Parsed:
+        """Return the parsed answer; what was shown stands in place of a text that does not begin with it."""
+        text = parsed.text if parsed.text.startswith(self.text) else self.text
+        reasoning = parsed.reasoning if parsed.reasoning.startswith(self.thoughts) else self.thoughts
+        return attrs.evolve(parsed, text=text, reasoning=reasoning)
 
     def _pass_markup(self, end: int) -> None:
         """Go on after a markup token, if the text after it may still be shown."""

@@ -37,6 +37,9 @@ class ChatRequest:
     store: bool = False
     """True if a later request may continue this one's turn by its id."""
     extra: Mapping[str, object] = attrs.field(factory=dict)
+    """SGLang's sampling parameters for the format of the answer."""
+    variables: Mapping[str, object] = attrs.field(factory=dict)
+    """Variables of the chat template."""
 
 
 @attrs.frozen(kw_only=True)

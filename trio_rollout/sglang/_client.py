@@ -27,7 +27,7 @@ from .._util.threads import RunSync, run_in_thread
 from ..abc import ModelInput, OnTokens
 from ..errors import RequestRejected
 from ..tokenizer import Tokenizer, load_tokenizer
-from ..tokenizer._messages import normalized, normalized_tools
+from ..tokenizer._messages import continues, normalized, normalized_tools
 from . import _control as control
 from ._cancellation import pay
 from ._fleet import Fleet
@@ -89,7 +89,9 @@ class SGLangServers:
             messages, tools = normalized(prompt.messages or ()), normalized_tools(prompt.tools)
         except (TypeError, ValueError) as error:
             raise RequestRejected(f"prompt {prompt.id!r}: {error}") from error
-        return requests.checked(tokenizer.apply_chat_template(messages, tools or None))
+        going_on = continues(messages)
+        ids = tokenizer.apply_chat_template(messages, tools or None, continue_final_message=going_on)
+        return requests.checked(ids)
 
     def generate(  # returns the coroutine: one frame less for each request in flight
         self,

@@ -14,6 +14,9 @@ TEXT_PARTS: Final = ("text", "input_text", "output_text", "refusal")
 """Types of a content's parts that are text."""
 _TEXTS: Final = ("name", "tool_call_id", "reasoning_content")
 """Members of a message that are texts or missing."""
+_ENCODED: Final = 2  # times
+NO_OBJECT: Final = "arguments"
+"""The member under which arguments stand that are no object."""
 _MOST_SHOWN: Final = 80  # characters of a wrong value in an error
 
 
@@ -45,14 +48,32 @@ def normalized_tools(tools: object) -> list[dict[str, Any]]:
     return [_tool(tool, f"tool {place}") for place, tool in enumerate(tools)]
 
 
-def arguments_of(text: str) -> Any:
-    """Return a call's arguments as chat templates want them: an object, if the text is one."""
-    try:
-        # json would accept half characters and endless nesting, which can't be encoded again.
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text
+def arguments_of(given: object) -> dict[str, Any]:
+    """Return a call's arguments as chat templates and agents want them: an object, whatever the model wrote.
+
+    A text is read as JSON, and so is a JSON text inside it, because some models and clients encode twice. What is no object
+    then becomes an object with one member.
+    """
+    value = given
+    for _ in range(_ENCODED):
+        if not isinstance(value, str):
+            break
+        try:
+            # json would accept half characters and endless nesting, which can't be encoded again.
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError, ValueError):  # ValueError: a number of too many digits
+            break
+    if isinstance(value, Mapping):
+        return dict(value)
+    empty = value is None or (isinstance(value, str) and not value)
+    return {} if empty else {NO_OBJECT: value}
+
+
+def continues(messages: Sequence[Mapping[str, object]]) -> bool:
+    """Return True if the conversation ends with words of the assistant, which the answer continues."""
+    last = messages[-1] if messages else {}
+    content = last.get("content")
+    return last.get("role") == "assistant" and not last.get("tool_calls") and isinstance(content, str) and bool(content)
 
 
 def join_text(parts: Iterable[str]) -> str:

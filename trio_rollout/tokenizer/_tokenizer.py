@@ -12,6 +12,7 @@ without tools: docs/decisions/0015-chat-templates-without-transformers.md.
 import datetime as dt
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Never, TypeAlias, final
 
@@ -25,6 +26,7 @@ import msgspec
 import tokenizers
 
 from ..errors import RequestRejected, SettingsError
+from ._arrangement import Arrangement
 
 Clock: TypeAlias = Callable[[], dt.datetime]
 
@@ -34,6 +36,7 @@ SPECIAL_FILE = "special_tokens_map.json"
 TEMPLATE_FILE = "chat_template.jinja"
 LARGE_TEXT = 8192
 """Characters. Longer texts take milliseconds or more (measured: 400,000 take a second), so callers use a thread."""
+_TAKEN = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -42,15 +45,18 @@ def local_time() -> dt.datetime:
     return dt.datetime.now().astimezone()
 
 
-def load_tokenizer(path: str | Path, *, now: Clock = local_time) -> "Tokenizer":
+def load_tokenizer(path: str | Path, *, variables: Mapping[str, object] = {}, now: Clock = local_time) -> "Tokenizer":
     """Load a tokenizer from a model's folder, or from a tokenizer.json.
 
     The files beside tokenizer.json are optional: tokenizer_config.json, special_tokens_map.json and chat_template.jinja.
-    ``now`` returns the time for templates that print a date. Blocks while it reads: up to a second for a large vocabulary.
+    ``variables`` are the chat template's, such as ``{"enable_thinking": False}``. ``now`` returns the time for templates
+    that print a date. Blocks while it reads: up to a second for a large vocabulary.
 
     Raises:
-      SettingsError: there is no tokenizer.json, or a file can't be read as its name says.
+      SettingsError: there is no tokenizer.json, a file can't be read as its name says, or a variable has the name of one
+        that the caller of a template sets.
     """
+    require_variables(variables, "variables")
     given = Path(path)
     file = given / TOKENIZER_FILE if given.is_dir() else given
     if not file.is_file():
@@ -66,6 +72,7 @@ def load_tokenizer(path: str | Path, *, now: Clock = local_time) -> "Tokenizer":
         added_tokens={token: added.content for token, added in backend.get_added_tokens_decoder().items()},
         backend=backend,
         template=_load_template(file.parent, config, special, now),
+        variables=dict(variables),
     )
 
 
@@ -83,6 +90,14 @@ class Tokenizer:
     """Tokens that were added to the vocabulary as a whole: end marks, markup of tool calls and thoughts."""
     _backend: tokenizers.Tokenizer = attrs.field(alias="backend")
     _template: "_ChatTemplate | None" = attrs.field(alias="template")
+    variables: Mapping[str, object] = attrs.field(factory=dict)
+    """Variables of the chat template, for every conversation that names no others."""
+    _arrangement: Arrangement = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        probe = partial(self._written, tools=None, variables=self.variables, add_generation_prompt=True)
+        arrangement = Arrangement() if self._template is None else Arrangement.of(probe)
+        object.__setattr__(self, "_arrangement", arrangement)
 
     def __repr__(self) -> str:
         template = "with" if self._template is not None else "without"
@@ -109,15 +124,23 @@ class Tokenizer:
         tools: Sequence[Mapping[str, object]] | None = None,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, object] = {},
     ) -> list[int]:
         """Return the ids of a conversation. The template writes the special tokens itself, so none are added.
 
-        ``add_generation_prompt`` ends the text where the model's answer begins.
+        See ``render_chat``.
 
         Raises:
           RequestRejected: there is no chat template, or it refuses these messages.
         """
-        text = self.render_chat(messages, tools, add_generation_prompt=add_generation_prompt)
+        text = self.render_chat(
+            messages,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=variables,
+        )
         return self.encode(text, add_special_tokens=False)
 
     def render_chat(
@@ -126,12 +149,32 @@ class Tokenizer:
         tools: Sequence[Mapping[str, object]] | None = None,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, object] = {},
     ) -> str:
         """Return the text of a conversation, as the model's chat template writes it.
+
+        ``add_generation_prompt`` ends the text where the model's answer begins. ``continue_final_message`` ends it behind
+        the words of the last message instead, so that the answer goes on from there. ``variables`` are the template's, and
+        take precedence over the tokenizer's. System messages that the template does not take where they stand are moved:
+        see ``tokenizer/_arrangement.py``.
 
         Raises:
           RequestRejected: there is no chat template, or it refuses these messages or fails on them.
         """
+        arranged, wanted = self._arrangement.arranged(messages), {**self.variables, **variables}
+        if continue_final_message:
+            return _upto(self._written(arranged, tools=tools, variables=wanted, add_generation_prompt=False), arranged)
+        return self._written(arranged, tools=tools, variables=wanted, add_generation_prompt=add_generation_prompt)
+
+    def _written(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        tools: Sequence[Mapping[str, object]] | None,
+        variables: Mapping[str, object],
+        add_generation_prompt: bool,
+    ) -> str:
         if (chat := self._template) is None:
             raise RequestRejected(
                 f"messages can't be encoded: {self.path} has neither {TEMPLATE_FILE} nor a 'chat_template' in {CONFIG_FILE}"
@@ -140,12 +183,31 @@ class Tokenizer:
         wanted = "tool_use" if tools is not None and "tool_use" in chat.templates else "default"
         if wanted not in chat.templates:
             raise RequestRejected(f"{chat.origin} has no chat template 'default', only {sorted(chat.templates)}")
-        context = {"messages": messages, "tools": tools, "documents": None}
+        context = {**chat.special, "documents": None, **variables, "messages": messages, "tools": tools}
         try:
-            template = chat.templates[wanted]
-            return template.render(context, add_generation_prompt=add_generation_prompt, **chat.special)
+            return chat.templates[wanted].render(context, add_generation_prompt=add_generation_prompt)
         except Exception as error:  # a template is a program by the model's author, and may raise anything
             raise RequestRejected(f"the chat template of {chat.origin} refused the messages: {error}") from error
+
+
+def require_variables(variables: Mapping[str, object], name: str) -> None:
+    """Check the names of a chat template's variables; ``name`` is the setting's.
+
+    Raises:
+      SettingsError: a variable has the name of one that the caller of a template sets.
+    """
+    if taken := sorted(_TAKEN.intersection(variables)):
+        raise SettingsError(f"{name}: got {', '.join(taken)}, allowed: names other than {', '.join(sorted(_TAKEN))}")
+
+
+def _upto(text: str, messages: Sequence[Mapping[str, object]]) -> str:
+    """Return a conversation's text without what the template writes behind the words of the last message."""
+    words = str(messages[-1]["content"]) if messages else ""
+    begin = text.rfind(words.strip())
+    if begin < 0 or not words:
+        raise RequestRejected("the last message can't be continued: it is empty, or the chat template does not show it")
+    kept = words.lstrip() if text.startswith(words.lstrip(), begin) else words.strip()
+    return text[: begin + len(kept)]
 
 
 def _load_backend(file: Path) -> tokenizers.Tokenizer:
