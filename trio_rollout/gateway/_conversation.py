@@ -7,7 +7,7 @@ chat template writes the history differently once more messages follow (some mod
 conversation forks: see ``_core/token_tree.py``.
 
 A nonce in a system message (a request's id, a checksum) does not count: some agents write a new one for every request, and
-each turn would be a conversation of its own. Every other change in front of an answer of ours is a fork, and is counted.
+each turn would begin another conversation. Every other change in front of an answer of ours is a fork, and is counted.
 """
 
 import hashlib
