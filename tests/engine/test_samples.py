@@ -1,5 +1,6 @@
 """The grain is the sample: a failure ends one sample, and what is finished is never sampled again."""
 
+import itertools
 import random
 
 import pytest
@@ -27,14 +28,22 @@ def counting(calls, *, turns=1):
     return generate
 
 
+class MyMachine(Exception):
+    """A class of the user's, named in Retry.infrastructure."""
+
+
 @pytest.mark.parametrize(
     ("chance", "most_wasted"),
     [(0.01, 0.01), (0.05, 0.03), (0.10, 0.06), (0.20, 0.12)],
     ids=lambda share: f"{share:.0%}",
 )
-async def test_f102_a_lost_sandbox_costs_its_own_sample_only(chance, most_wasted):
-    """400 groups of 8 samples of 10 turns; each rollout loses its sandbox with this chance, at a random turn."""
+async def test_f102_a_lost_machine_costs_its_own_sample_only(chance, most_wasted):
+    """400 groups of 8 samples of 10 turns; each rollout loses its machine with this chance, at a random turn.
+
+    The four kinds of such failures take turns.
+    """
     rng, turns = random.Random(7), 0
+    errors = itertools.cycle([ToolError, SandboxLost, ServerLost, MyMachine])
 
     async def generate(prompt, rollout):
         nonlocal turns
@@ -42,21 +51,25 @@ async def test_f102_a_lost_sandbox_costs_its_own_sample_only(chance, most_wasted
         context, done = [1, 2, 3], []
         for number in range(10):
             if number == lost_at:
-                raise SandboxLost("the sandbox is gone")
+                raise next(errors)("the machine is gone")
             done.append(await rollout.generate(context, SamplingParams(max_new_tokens=4)))
             turns += 1
             context = [*done[-1].prompt_ids, *done[-1].output_ids]
         return rollout.finish(done)
 
     servers = FakeServers(plan=lambda *_: Say(tokens=4, seconds=1.0))
-    settings = EngineSettings(samples_per_prompt=8, max_running=64, max_ready=400)
+    retry = Retry(infrastructure=(MyMachine,))
+    settings = EngineSettings(samples_per_prompt=8, max_running=64, max_ready=400, retry=retry)
     async with open_rollout_engine(
         IterableSource(prompts(400)), generate, servers=servers, reward=one, settings=settings
     ) as engine:
         groups = await take_all(engine, 16)
 
         assert len(groups) == 400
-        assert engine.statistics().quarantined == 0
+        now = engine.statistics()
+        assert (now.quarantined, sum(now.requeues.values())) == (0, 0)
+        assert now.retries[Cause.INFRASTRUCTURE] > 0
+        assert now.retries[Cause.SERVER_LOST] > 0
     assert 1 - 400 * 8 * 10 / turns <= most_wasted
 
 
