@@ -6,8 +6,25 @@ import numpy as np
 import pytest
 
 import trio_rollout.errors
-from trio_rollout import Deadlines, EngineSettings, Prompt, Retry, SamplingParams, Segment, Staleness, Stop, Turn
+from trio_rollout import (
+    Batch,
+    Cause,
+    Deadlines,
+    EngineSettings,
+    Group,
+    Prompt,
+    Retry,
+    SamplingParams,
+    Segment,
+    Staleness,
+    Stop,
+    Trajectory,
+    Turn,
+    VersionSpan,
+)
+from trio_rollout._core.book import Book
 from trio_rollout._core.failures import failure_of
+from trio_rollout._core.statistics import Counts
 from trio_rollout.errors import RequestRejected, RolloutError, ServerBusy, ServerLost, SettingsError
 
 
@@ -120,3 +137,38 @@ def test_what_a_failure_says_has_a_bound():
     assert failure.message.startswith("aaa")
     assert failure.message.endswith("z")
     assert "983617 characters are left out" in failure.message
+
+
+def test_f169_a_repr_holds_no_array_and_no_long_text():
+    """A batch in a log is a line, however long its rollouts were."""
+    many, text = 100_000, "a" * 100_000
+    ids, mask = np.arange(many), np.ones(many)
+    prompt = Prompt(id="p", input_ids=ids, label=text, metadata={"text": text, "list": [text] * many}, extra={"x": ids})
+    spans = [VersionSpan(n, n + 1, n) for n in range(many)]
+    segment = Segment(
+        tokens=ids, response_length=many, loss_mask=mask, log_probs=-mask, versions=spans, text=text, extras={"e": ids}
+    )
+    turn = Turn(
+        rid="r", prompt_ids=ids, output_ids=ids, log_probs=-mask, text=text, stop=Stop.STOP, weight_version=0,
+        versions=spans, meta_info={"x": text}, extras={"e": ids},
+    )  # fmt: skip
+    row = Trajectory(prompt=prompt, index=0, segments=[segment] * 9, metadata={"x": text})
+    group = Group(id=prompt.group_id, attempt=1, prompt=prompt, trajectories=[row] * 64)
+    batch = Batch(id="b", step=3, groups=(group,) * 64, statistics=None, redelivered=False, ack=None)
+    messages = Prompt(id="p", messages=[{"role": "user", "content": text}] * many, tools=[{"x": text}] * many)
+
+    for value in (prompt, messages, segment, turn, row, group, batch):
+        assert len(repr(value)) < 1500
+        assert "\n" not in repr(value)
+    assert repr(batch) == "Batch(id='b', step=3, groups=<64>, redelivered=False)"
+    assert "tokens=<100000 int32>" in repr(segment)
+    assert repr(Prompt(id="p", text="hi", label=1)).startswith(
+        "Prompt(id='p', input_ids=None, text='hi', messages=None, label=1"
+    )
+
+
+def test_f169_counts_by_cause_are_shown_where_there_are_any():
+    counts = Counts(dict.fromkeys(Cause, 0) | {Cause.DEADLINE: 2})
+    assert repr(counts) == "{deadline: 2}"
+    assert counts[Cause.STALE] == 0
+    assert repr(Book().requeues) == "{}"

@@ -38,7 +38,7 @@ TYPES_ONLY = {
 # What values and decisions may be made of. Nothing here has a clock, a file, a socket or a source of randomness.
 CORE_IMPORTS = {
     "abc", "array", "attrs", "base64", "bisect", "collections", "contextlib", "copy", "enum", "fractions", "functools", "hashlib",
-    "heapq", "itertools", "math", "numpy", "operator", "re", "textwrap", "traceback", "types", "typing",
+    "heapq", "itertools", "math", "numpy", "operator", "re", "reprlib", "textwrap", "traceback", "types", "typing",
 }  # fmt: skip
 
 # Private names of Python and of trio-asyncio that compat can't do without; each is explained where it is used.

@@ -123,3 +123,26 @@ def test_importing_has_no_side_effects(package: str):
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[] 1 True"
+
+
+def test_the_names_of_the_package_are_those_of_the_block_for_type_checkers():
+    """They are imported when the first one is used (docs/decisions/0062); the block says where each one is defined."""
+    package = importlib.import_module("trio_rollout")
+    (block,) = [node for node in ast.parse(inspect.getsource(package)).body if isinstance(node, ast.If) and node.body[0]
+                and isinstance(node.test, ast.Name)]  # fmt: skip
+    named = {
+        alias.name: getattr(importlib.import_module(f"trio_rollout.{node.module}"), alias.name)
+        for node in block.body
+        for alias in node.names
+    }
+    assert sorted(named) == sorted(package.__all__)
+    assert {name: getattr(package, name) for name in package.__all__} == named
+    assert set(package.__all__) <= set(dir(package))
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = package.nothing
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name.startswith("trio_rollout.") and name.count(".") == 1])
+def test_a_room_can_be_imported_alone(name: str):
+    """Another room's import must not be what makes it work."""
+    subprocess.run([sys.executable, "-c", f"import {name}"], check=True)

@@ -1,5 +1,6 @@
 """Read-only numpy arrays: 4 bytes a token, shared between tasks without copies because they can't be written to."""
 
+import reprlib
 from array import array
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
@@ -19,6 +20,21 @@ ID_MAX = 2**31 - 1
 _IDS: Final = np.dtype(np.int32)
 _FLOATS: Final = np.dtype(np.float32)
 _MASK: Final = np.dtype(np.uint8)
+
+
+class _Brief(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 80
+        self.maxlevel = 3
+
+    def repr_ndarray(self, value: npt.NDArray[Any], _level: int) -> str:
+        return f"<{' x '.join(map(str, value.shape))} {value.dtype}>"
+
+
+def brief(value: object) -> str:
+    """Return a value's text for a repr, which a log line can hold: arrays as their size, long texts and lists cut off."""
+    return _Brief().repr(value)
 
 
 def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

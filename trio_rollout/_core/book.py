@@ -15,6 +15,7 @@ from ..errors import SourceError
 from .enums import Cause
 from .lifecycle import Event, State, step
 from .samples import Samples
+from .statistics import Counts
 from .values import Group, GroupId, Prompt, QuarantineReport
 
 _THROUGH = frozenset({State.ACKED, State.FILTERED, State.RETURNED})
@@ -143,9 +144,9 @@ class Book:
         return self._counts[state]
 
     @property
-    def requeues(self) -> dict[Cause, int]:
+    def requeues(self) -> Counts:
         """Requeues so far, by cause."""
-        return dict(self._requeues)
+        return Counts(self._requeues)
 
     @property
     def reports(self) -> tuple[QuarantineReport, ...]:

@@ -7,6 +7,13 @@ import attrs
 from .enums import Cause
 
 
+class Counts(dict[Cause, int]):  # ruff: ignore[subclass-builtin]  a mapping that msgspec and users take for a dict
+    """Counts by cause. The text has only those that are not zero."""
+
+    def __repr__(self) -> str:
+        return "{" + ", ".join(f"{cause.value}: {count}" for cause, count in self.items() if count) + "}"
+
+
 @attrs.frozen(kw_only=True)
 class TokenCounts:
     """Sampled tokens by what became of them; those of evaluations are not counted.

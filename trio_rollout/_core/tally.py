@@ -11,7 +11,7 @@ import attrs
 
 from .enums import Cause
 from .samples import Samples
-from .statistics import TokenCounts
+from .statistics import Counts, TokenCounts
 
 
 @final
@@ -86,5 +86,5 @@ class Tally:
             kept=self._kept,
             delivered=self._delivered,
             filtered=self._filtered,
-            wasted={cause: tokens for cause, tokens in self._wasted.items() if tokens},
+            wasted=Counts({cause: tokens for cause, tokens in self._wasted.items() if tokens}),
         )

@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import FloatArray, IdArray, MaskArray, float_array, id_array, mask_array
+from .arrays import FloatArray, IdArray, MaskArray, brief, float_array, id_array, mask_array
 from .enums import Cause, Status, Stop
 from .sampling import SamplingParams
 
@@ -78,15 +78,15 @@ class Prompt:
     """
 
     id: str = attrs.field(converter=str, validator=_is_text)
-    input_ids: IdArray | None = attrs.field(default=None, converter=_optional_ids, eq=_same_array)
-    text: str | None = None
-    messages: tuple[Mapping[str, object], ...] | None = attrs.field(default=None, converter=_messages)
-    label: object = None
-    metadata: Mapping[str, object] = attrs.field(factory=dict, converter=_mapping)
+    input_ids: IdArray | None = attrs.field(default=None, converter=_optional_ids, eq=_same_array, repr=brief)
+    text: str | None = attrs.field(default=None, repr=brief)
+    messages: tuple[Mapping[str, object], ...] | None = attrs.field(default=None, converter=_messages, repr=brief)
+    label: object = attrs.field(default=None, repr=brief)
+    metadata: Mapping[str, object] = attrs.field(factory=dict, converter=_mapping, repr=brief)
     sampling: SamplingParams | None = None
-    extra: Mapping[str, object] = attrs.field(factory=dict, converter=_mapping)
+    extra: Mapping[str, object] = attrs.field(factory=dict, converter=_mapping, repr=brief)
     epoch: int = 0
-    tools: tuple[Mapping[str, object], ...] = attrs.field(default=(), converter=_objects)
+    tools: tuple[Mapping[str, object], ...] = attrs.field(default=(), converter=_objects, repr=brief)
 
     def __attrs_post_init__(self) -> None:
         given = {
@@ -118,18 +118,18 @@ class Turn:
     """
 
     rid: str
-    prompt_ids: IdArray = attrs.field(converter=id_array, eq=_same_array)
-    output_ids: IdArray = attrs.field(converter=id_array, eq=_same_array)
-    log_probs: FloatArray = attrs.field(converter=float_array, eq=_same_array)
-    text: str
+    prompt_ids: IdArray = attrs.field(converter=id_array, eq=_same_array, repr=brief)
+    output_ids: IdArray = attrs.field(converter=id_array, eq=_same_array, repr=brief)
+    log_probs: FloatArray = attrs.field(converter=float_array, eq=_same_array, repr=brief)
+    text: str = attrs.field(repr=brief)
     stop: Stop
     weight_version: int
-    versions: tuple[VersionSpan, ...] = attrs.field(converter=_spans)
+    versions: tuple[VersionSpan, ...] = attrs.field(converter=_spans, repr=brief)
     cached_tokens: int = 0
     queue_s: float | None = None
     latency_s: float | None = None
-    meta_info: Mapping[str, object] = attrs.field(factory=dict)
-    extras: Mapping[str, npt.NDArray[Any]] = attrs.field(factory=dict, eq=False)
+    meta_info: Mapping[str, object] = attrs.field(factory=dict, repr=brief)
+    extras: Mapping[str, npt.NDArray[Any]] = attrs.field(factory=dict, eq=False, repr=brief)
 
     def __attrs_post_init__(self) -> None:
         if len(self.output_ids) != len(self.log_probs):
@@ -148,13 +148,13 @@ class Segment:
       ValueError: the lengths do not agree.
     """
 
-    tokens: IdArray = attrs.field(converter=id_array, eq=_same_array)
+    tokens: IdArray = attrs.field(converter=id_array, eq=_same_array, repr=brief)
     response_length: int
-    loss_mask: MaskArray = attrs.field(converter=mask_array, eq=_same_array)
-    log_probs: FloatArray = attrs.field(converter=float_array, eq=_same_array)
-    versions: tuple[VersionSpan, ...] = attrs.field(converter=_spans)
-    text: str = ""
-    extras: Mapping[str, npt.NDArray[Any]] = attrs.field(factory=dict, eq=False)
+    loss_mask: MaskArray = attrs.field(converter=mask_array, eq=_same_array, repr=brief)
+    log_probs: FloatArray = attrs.field(converter=float_array, eq=_same_array, repr=brief)
+    versions: tuple[VersionSpan, ...] = attrs.field(converter=_spans, repr=brief)
+    text: str = attrs.field(default="", repr=brief)
+    extras: Mapping[str, npt.NDArray[Any]] = attrs.field(factory=dict, eq=False, repr=brief)
 
     def __attrs_post_init__(self) -> None:
         if not 0 <= self.response_length <= len(self.tokens):
@@ -164,6 +164,10 @@ class Segment:
                 raise ValueError(
                     f"segment: {name} has {len(getattr(self, name))} entries, the response {self.response_length}"
                 )
+
+
+def _id_of(prompt: "Prompt") -> str:
+    return f"<{prompt.group_id}>"
 
 
 def _segments(segments: Iterable[Segment]) -> tuple[Segment, ...]:
@@ -176,8 +180,8 @@ class Failure:
 
     cause: Cause
     type: str
-    message: str
-    traceback: str = ""
+    message: str = attrs.field(repr=brief)
+    traceback: str = attrs.field(default="", repr=brief)
     group: GroupId | None = None
     attempt: int | None = None
 
@@ -192,20 +196,24 @@ class Trajectory:
     ``index`` is its place in the group, ``turns`` the number of answers it took. ``reward`` is None until it is scored.
     """
 
-    prompt: Prompt
+    prompt: Prompt = attrs.field(repr=_id_of)
     index: int
-    segments: tuple[Segment, ...] = attrs.field(converter=_segments)
+    segments: tuple[Segment, ...] = attrs.field(converter=_segments, repr=brief)
     status: Status = Status.COMPLETED
     stop: Stop = Stop.STOP
     reward: float | Mapping[str, float] | None = None
     turns: int = 1
-    metadata: Mapping[str, object] = attrs.field(factory=dict)
+    metadata: Mapping[str, object] = attrs.field(factory=dict, repr=brief)
     error: Failure | None = None
 
     @property
     def text(self) -> str:
         """The response as text: that of the last segment."""
         return self.segments[-1].text if self.segments else ""
+
+
+def _count(values: Sequence[object]) -> str:
+    return f"<{len(values)}>"
 
 
 def _trajectories(trajectories: Iterable[Trajectory]) -> tuple[Trajectory, ...]:
@@ -231,10 +239,10 @@ class Group:
     ``missing`` names the samples without a trajectory; there are none unless ``EngineSettings.min_samples`` allows it.
     """
 
-    id: GroupId
+    id: GroupId = attrs.field(repr=str)
     attempt: int
-    prompt: Prompt
-    trajectories: tuple[Trajectory, ...] = attrs.field(converter=_trajectories)
+    prompt: Prompt = attrs.field(repr=False)
+    trajectories: tuple[Trajectory, ...] = attrs.field(converter=_trajectories, repr=_count)
     missing: tuple[MissingSample, ...] = attrs.field(default=(), converter=_missing)
 
     def _versions(self) -> list[int]:

@@ -1,16 +1,25 @@
 """The progress of a run: a value, its text, and the display that it goes to.
 
 ``Meter`` turns the engine's statistics into a ``Progress``, without a clock. ``plain_line`` and ``live_rows`` are its text.
-``open_display`` chooses where it goes: a live display on a terminal, plain lines in a pipe or a file, or nowhere. A
-``Display`` blocks on the terminal, a paused one for as long as it is paused; ``Screen`` makes that awaitable.
+``open_display`` chooses where it goes: a live display on a terminal, plain lines in a pipe, a file or a terminal that can
+only print, or nowhere. A ``Display`` blocks on the terminal, a paused one for as long as it is paused; ``Screen`` makes that
+awaitable.
+
+The display is the least of a run: an output that is closed or full ends the display and not the run.
 """
 
+import errno
+import io
+import os
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import final
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import IO, final
 
 import attrs
+import click
 import trio
 from rich.console import Console, RenderableType
 from rich.console import Group as Rows
@@ -168,19 +177,88 @@ def live_rows(progress: Progress, title: str) -> RenderableType:
     return Rows(*rows)
 
 
+class Output(Console):
+    """A console that raises if its reader has gone; rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the BrokenPipeError that is being handled."""
+        raise  # ruff: ignore[misplaced-bare-raise]  rich calls this in its handler
+
+
+def open_output() -> Output:
+    """Return the console for stdout. Characters that its encoding lacks are escaped."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    tty = sys.stdout is not None and sys.stdout.isatty()
+    return Output(force_interactive=None if tty else False)  # FORCE_COLOR must not draw a live display into a file
+
+
+def silence(file: IO[str]) -> None:
+    """Point a stream that can't be written at /dev/null: its buffer would fail again when the process exits."""
+    with suppress(OSError, ValueError):
+        descriptor, nothing = file.fileno(), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, descriptor)
+        os.close(nothing)
+
+
+@contextmanager
+def printing() -> Generator[None]:
+    """Report an output that is full as an error of the command; click sees to one whose reader has gone.
+
+    Raises:
+      click.ClickException: the output can't be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        silence(sys.stdout)
+        raise click.ClickException(f"the output can't be written: {error.strerror or error}") from error
+
+
 @final
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Display:
-    """Shows progress in one of three ways, and prints lines that stay, as they are and of any length."""
+    """Shows progress in one of three ways, and prints lines that stay, as they are and of any length.
+
+    If the output fails, it says so once on stderr, where the lines that stay go from then on.
+    """
 
     console: Console
     every_s: float
     """Seconds between two calls of ``show``."""
-    show: Callable[[Progress], None]
+    _show: Callable[[Progress], None]
+    _lost: bool = False
+
+    def show(self, progress: Progress) -> None:
+        """Show the progress."""
+        if not self._lost:
+            self.attempt(partial(self._show, progress))
 
     def say(self, line: str) -> None:
         """Print one line that stays."""
-        _say(self.console, line)
+        self.print(Text(line))
+
+    def print(self, what: RenderableType) -> None:
+        """Print something that stays."""
+        if not self.attempt(lambda: self.console.print(what, soft_wrap=isinstance(what, Text))):
+            self.attempt(lambda: self.console.print(what, soft_wrap=isinstance(what, Text)))
+
+    def attempt(self, write: Callable[[], None]) -> bool:
+        """Write something; return False if the output can't be written."""
+        try:
+            write()
+        except (OSError, ValueError) as error:  # ValueError: the file is closed
+            self._lose(error)
+            return False
+        return True
+
+    def _lose(self, error: Exception) -> None:
+        silence(self.console.file)
+        if not self._lost:
+            self._lost, self.console = True, Output(stderr=True)
+            self.say(f"the output can't be written any more ({error}); the run goes on without a display")
 
 
 @final
@@ -200,20 +278,21 @@ class Screen:
         await trio.to_thread.run_sync(self.display.say, line, limiter=self._writers)
 
 
-def _say(console: Console, line: str) -> None:
-    console.print(Text(line), soft_wrap=True)
-
-
 @contextmanager
 def open_display(console: Console, *, title: str, progress: bool, plain_every_s: float) -> Generator[Display]:
     """Open the display for the console and the options; leaving restores the terminal."""
     if not progress:
         yield Display(console, 3600.0, lambda _: None)
-    elif not console.is_terminal:
-        yield Display(console, plain_every_s, lambda now: _say(console, plain_line(now)))
+    elif not console.is_interactive:
+        yield Display(console, plain_every_s, lambda now: console.print(Text(plain_line(now)), soft_wrap=True))
     else:
-        with Live(console=console, auto_refresh=False, transient=True) as live:
-            yield Display(console, LIVE_EVERY_S, lambda now: live.update(live_rows(now, title), refresh=True))
+        live = Live(console=console, auto_refresh=False, transient=True)
+        display = Display(console, LIVE_EVERY_S, lambda now: live.update(live_rows(now, title), refresh=True))
+        display.attempt(live.start)
+        try:
+            yield display
+        finally:
+            display.attempt(live.stop)
 
 
 def printable(text: str) -> str:

@@ -13,7 +13,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias
 
@@ -25,6 +25,7 @@ import numpy as np
 from .._core.lifecycle import State
 from .._core.values import Failure, Group, Prompt, Segment, Trajectory
 from ..ledger import LedgerReader, read_ledger
+from ._display import printing
 from ._options import option
 
 Row: TypeAlias = dict[str, Any]
@@ -81,13 +82,21 @@ def export(directory: Path, form: str, state: tuple[str, ...], output: Path | No
     and extras are JSON texts, and rewards by name are in the field "rewards". In jsonl they are as they were given; if
     their types differ between groups, polars needs Parquet. One line of jsonl is one group for every reader of lines.
     """
+    if output is None and sys.stdout is None:
+        raise click.UsageError("stdout is closed: give --output FILE")
     if form == "parquet" and output is None and sys.stdout.isatty():
         raise click.UsageError("parquet can't be written to a terminal: give --output FILE")
     write = write_parquet if form == "parquet" else write_jsonl
-    target = nullcontext(sys.stdout.buffer) if output is None else _open_output(output, directory)
+    target = _stdout() if output is None else _open_output(output, directory)
     with read_ledger(directory) as reader, target as file:
         write(_exported(reader, *map(State, state or _STATES)), file)
         file.flush()
+
+
+@contextmanager
+def _stdout() -> Generator[BinaryIO]:
+    with printing():
+        yield sys.stdout.buffer
 
 
 def _exported(reader: LedgerReader, *states: State) -> Iterator[Exported]:

@@ -20,7 +20,7 @@ from .._core.lifecycle import State
 from .._core.values import Failure, Group, GroupId, Prompt, Segment, Trajectory
 from ..errors import LedgerError
 from ..ledger import GroupSamples, GroupSummary, LedgerReader, read_ledger
-from ._display import printable
+from ._display import open_output, printable, printing
 from ._options import option
 from ._outcome import RewardTally, Spread, error_line, number_of, quarantine_line
 
@@ -39,7 +39,7 @@ def inspect(directory: Path, group: str | None, state: tuple[str, ...]) -> None:
     With GROUP, an id such as "0/17" (epoch and prompt) or "17" (epoch 0), show the prompt and the trajectories of that
     group as text. A group that is waiting or quarantined has those of the samples that were finished.
     """
-    with read_ledger(directory) as reader:
+    with read_ledger(directory) as reader, printing():
         if group is not None:
             summary = _find(reader, group)
             for line in group_lines(summary, reader.group_by_id(summary.id), reader.samples(summary.id)):
@@ -48,7 +48,7 @@ def inspect(directory: Path, group: str | None, state: tuple[str, ...]) -> None:
             for summary in reader.summaries(*map(State, state)):
                 click.echo(printable(summary_line(summary)))
         else:
-            _show_all(reader, Console())
+            _show_all(reader, open_output())
 
 
 def _show_all(reader: LedgerReader, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""The options of ``trio-rollout run``, each once with its help, and their values as one typed object.
+"""The command ``trio-rollout run`` and its options, each once with its help, and their values as one typed object.
 
 A TOML file can give them too (``--config``): its keys are the options' names with underscores. Options on the command line
 take precedence. Nothing is guessed: an unknown key or a value of another type is an error that names the file and the key.
@@ -288,3 +288,25 @@ config_option = click.option(
     help="Read options from this TOML file. Keys are the names of the options with underscores (max_new_tokens = 512). "
     "Options on the command line take precedence.",
 )
+
+
+_EPILOG = """\b
+Exit status: 0 every group is scored, 1 the run failed, 2 wrong usage, 3 some groups are quarantined (they are
+listed), 130 ended by Ctrl-C or SIGTERM. SIGUSR1 prints what every task is doing.
+"""
+
+
+@click.command("run", short_help="Sample and score prompts into a folder.", epilog=_EPILOG)
+@config_option
+@run_options
+@click.pass_context
+def run(context: click.Context, /, **options: Any) -> None:
+    """Sample and score the prompts of a file, and write the results to a folder.
+
+    Each prompt gets --samples rollouts, which are its group. Finished groups are written to --out as they come. Run the same
+    command again to resume: finished groups are skipped, quarantined groups stay quarantined. Read the results with
+    "trio-rollout export" and "trio-rollout inspect".
+    """
+    from ._run import execute  # ruff: ignore[import-outside-top-level]  --help must not wait for the engine
+
+    context.exit(execute(RunOptions(**options)))

@@ -9,9 +9,11 @@ from typing import final
 import attrs
 from rich.table import Table
 
-from .._core.statistics import EngineStatistics
+from .._core.ledger_events import Recovered
+from .._core.statistics import EngineStatistics, TokenCounts
 from .._core.values import Failure, Group, QuarantineReport
 from ._display import by_cause, duration, scored, settled
+from ._status import ExitStatus
 
 
 class Ending(enum.Enum):
@@ -25,21 +27,6 @@ class Ending(enum.Enum):
     """A second signal came: the running groups were cancelled."""
     FAILED = "failed"
     """An error ended the run."""
-
-
-class ExitStatus(enum.IntEnum):
-    """The exit status of the command."""
-
-    SCORED = 0
-    """Every group was scored (or dropped by the filter)."""
-    FAILED = 1
-    """The run failed."""
-    USAGE = 2
-    """The command line or the configuration is wrong."""
-    QUARANTINED = 3
-    """Some groups were quarantined; they are listed."""
-    INTERRUPTED = 130
-    """Ctrl-C or SIGTERM (128 + SIGINT, as shells report it)."""
 
 
 @attrs.frozen(kw_only=True)
@@ -65,6 +52,40 @@ class Outcome:
     def undone(self) -> int | None:
         """The number of groups that are left to do; None if the total is unknown."""
         return None if self.total is None else self.total - settled(self.statistics)
+
+
+def finished_before(past: Recovered, *, total: int, out: Path) -> Outcome:
+    """Return the outcome of a run that found nothing to do: all groups were settled by earlier ones."""
+    quarantined = len(past.quarantined)
+    none = TokenCounts(in_flight=0, kept=0, delivered=0, filtered=0, wasted={})
+    running = dict.fromkeys(
+        ("waiting", "running", "ready", "delivered", "returned", "running_rollouts", "max_running"), 0
+    )
+    counts = EngineStatistics(
+        pulled=past.acked + past.filtered + quarantined,
+        acked=past.acked,
+        filtered=past.filtered,
+        quarantined=quarantined,
+        requeues={},
+        retries={},
+        tokens=none,
+        late=0,
+        orphans=0,
+        generated_tokens=0,
+        weight_version=past.weight_version or 0,
+        **running,
+    )
+    return Outcome(
+        ending=Ending.FINISHED,
+        statistics=counts,
+        quarantined=past.quarantined,
+        total=total,
+        rollouts=0,
+        tokens=0,
+        rewards={},
+        elapsed_s=0.0,
+        out=out,
+    )
 
 
 def exit_status(outcome: Outcome) -> ExitStatus:

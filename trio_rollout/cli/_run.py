@@ -13,48 +13,31 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import attrs
-import click
 import trio
-from rich.console import Console
 
 from .. import RolloutEngine, open_rollout_engine
 from .._util.service import open_service
 from .._util.time import wait_s
+from ..engine._engine import identity_of
 from ..errors import EndOfData, EngineClosed, RolloutError
 from ..ledger import open_ledger
+from ..ledger._disk import DATABASE
 from ..observe import task_tree
 from ..sglang import SGLangServers
-from ._display import Meter, Screen, open_display, printable
+from ._display import Display, Meter, Screen, open_display, open_output, printable
 from ._job import Job, checked_total, job_of, open_servers
-from ._options import RunOptions, config_option, run_options
-from ._outcome import Ending, ExitStatus, Outcome, RewardTally, closing_lines, exit_status, summary
+from ._options import RunOptions
+from ._outcome import Ending, Outcome, RewardTally, closing_lines, exit_status, finished_before, summary
+from ._status import ExitStatus
 
 Say: TypeAlias = Callable[[str], Awaitable[None]]
 
 MAX_BATCH = 64
 """Most groups that are acked in one write."""
 _DRAINING = "draining: no new groups start, running groups may finish. A second Ctrl-C or SIGTERM cancels them"
-_EPILOG = """\b
-Exit status: 0 every group is scored, 1 the run failed, 2 wrong usage, 3 some groups are quarantined (they are
-listed), 130 ended by Ctrl-C or SIGTERM. SIGUSR1 prints what every task is doing.
-"""
-
-
-@click.command("run", short_help="Sample and score prompts into a folder.", epilog=_EPILOG)
-@config_option
-@run_options
-@click.pass_context
-def run(context: click.Context, /, **options: Any) -> None:
-    """Sample and score the prompts of a file, and write the results to a folder.
-
-    Each prompt gets --samples rollouts, which are its group. Finished groups are written to --out as they come. Run the same
-    command again to resume: finished groups are skipped, quarantined groups stay quarantined. Read the results with
-    "trio-rollout export" and "trio-rollout inspect".
-    """
-    context.exit(execute(RunOptions(**options)))
 
 
 def execute(options: RunOptions) -> ExitStatus:
@@ -65,26 +48,25 @@ def execute(options: RunOptions) -> ExitStatus:
       click.UsageError: options contradict each other, or name something that does not exist.
     """
     job = job_of(options)
-    console = Console()
     progress = not (options.quiet or options.no_progress)
     with open_display(
-        console, title=str(options.out), progress=progress, plain_every_s=options.progress_every
+        open_output(), title=str(options.out), progress=progress, plain_every_s=options.progress_every
     ) as display:
         try:
             outcome = trio.run(partial(run_job, job, screen=Screen(display)), strict_exception_groups=True)
         except SystemExit as error:  # only the summary says how a run ended: decision 0019
             raise RolloutError(f"the run was ended by SystemExit({error.code!r}), which user code raised") from error
-    _report(console, outcome, quiet=options.quiet)
+    _report(display, outcome, quiet=options.quiet)
     if outcome.error is not None:
         raise outcome.error
     return exit_status(outcome)
 
 
-def _report(console: Console, outcome: Outcome, *, quiet: bool) -> None:
+def _report(display: Display, outcome: Outcome, *, quiet: bool) -> None:
     if not quiet:
-        console.print(summary(outcome))
+        display.print(summary(outcome))
     for line in closing_lines(outcome):
-        click.echo(printable(line))
+        display.say(printable(line))
 
 
 async def run_job(job: Job, *, screen: Screen) -> Outcome:
@@ -99,6 +81,8 @@ async def run_job(job: Job, *, screen: Screen) -> Outcome:
     """
     begun = trio.current_time()
     total = await checked_total(job.source, tokenizer=job.options.tokenizer)
+    if (finished := await _finished(job, total)) is not None:
+        return finished
     run: _Run | None = None
     ending, error = Ending.CANCELLED, None
     # Around everything: the engine drains without a grace only if its body is left by Cancelled.
@@ -114,6 +98,20 @@ async def run_job(job: Job, *, screen: Screen) -> Outcome:
     if run is None:
         raise AssertionError("only a run that has begun can be cancelled without an error")
     return run.outcome(ending=ending, error=error, elapsed_s=trio.current_time() - begun, out=job.options.out)
+
+
+async def _finished(job: Job, total: int | None) -> Outcome | None:
+    """Return the outcome of a run that has nothing left to do; None if there is something, or no ledger yet.
+
+    So neither a finished run nor one with another run's ledger starts a model.
+    """
+    if total is None or not (job.options.out / DATABASE).exists():
+        await trio.lowlevel.checkpoint()
+        return None
+    async with open_ledger(job.options.out, keep_acked=True, settings=job.identity) as ledger:
+        past = await ledger.begin(identity_of(job.source, job.settings))
+    done = past.acked + past.filtered + len(past.quarantined)
+    return None if done < total else finished_before(past, total=total, out=job.options.out)
 
 
 @asynccontextmanager

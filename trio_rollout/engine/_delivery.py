@@ -37,8 +37,8 @@ class Batch:
 
     id: str
     step: int
-    groups: tuple[Group, ...]
-    statistics: EngineStatistics
+    groups: tuple[Group, ...] = attrs.field(repr=lambda groups: f"<{len(groups)}>")
+    statistics: EngineStatistics = attrs.field(repr=False)
     redelivered: bool
     _ack: Callable[["Batch"], Awaitable[None]] = attrs.field(repr=False, alias="ack")
 

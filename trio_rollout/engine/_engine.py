@@ -244,7 +244,7 @@ async def _assembled(state: EngineState) -> RolloutEngine:
     check = getattr(source, "check", None)
     if check is not None:
         await check()
-    past = await state.ledger.begin(_identity(source, context.settings))
+    past = await state.ledger.begin(identity_of(source, context.settings))
     engine = RolloutEngine(state, Pool(state), Delivery(state), Weights(state))
     if past.source_state is not None:
         source.restore(past.source_state)
@@ -256,7 +256,7 @@ async def _assembled(state: EngineState) -> RolloutEngine:
     return engine
 
 
-def _identity(source: Source, settings: EngineSettings) -> RunIdentity:
+def identity_of(source: Source, settings: EngineSettings) -> RunIdentity:
     """Return the identity of a run: the source's attribute ``identity``, or its type if it has none."""
     name = getattr(source, "identity", None)
     text = str(name) if name is not None else f"{type(source).__module__}.{type(source).__qualname__}"

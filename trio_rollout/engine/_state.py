@@ -18,7 +18,7 @@ from .._core.failures import FailureBudget
 from .._core.ledger_events import Recovered
 from .._core.lifecycle import State
 from .._core.samples import Samples
-from .._core.statistics import EngineStatistics, ServerStatistics
+from .._core.statistics import Counts, EngineStatistics, ServerStatistics
 from .._core.tally import Tally
 from .._core.values import Group
 from .._util.condition import Condition
@@ -208,7 +208,7 @@ class EngineState:
             quarantined=book.count(State.QUARANTINED),
             returned=book.count(State.RETURNED),
             requeues=book.requeues,
-            retries=dict(self.tally.retries),
+            retries=Counts(self.tally.retries),
             tokens=self.tally.tokens(),
             late=servers.late - self.servers_before.late,
             orphans=servers.orphans - self.servers_before.orphans,

@@ -17,6 +17,7 @@ from typing import TypeAlias
 import attrs
 import trio
 
+from ..._core.arrays import brief
 from ..._core.enums import Leftovers
 from ..._util.exception_groups import bare_errors
 from ...errors import ToolError
@@ -92,9 +93,9 @@ class Captured:
     exit_code: int
     stop: StopKind
     signal: int | None
-    stdout: bytes
-    stderr: bytes
-    aggregated: bytes
+    stdout: bytes = attrs.field(repr=brief)
+    stderr: bytes = attrs.field(repr=brief)
+    aggregated: bytes = attrs.field(repr=brief)
     duration: float
     stdout_complete: bool = True
     stderr_complete: bool = True

@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias, final
 import attrs
 import trio
 
+from ..._core.arrays import brief
 from ...errors import RolloutError, ToolError
 
 
@@ -100,7 +101,7 @@ class ToolOutput(Protocol):
 class FunctionOutput:
     """A text, and the success that the tool declares."""
 
-    text: str
+    text: str = attrs.field(repr=brief)
     success: bool | None = None
 
     @property
@@ -118,7 +119,7 @@ class FeedbackOutput:
     """A ``ToolOutput`` whose text a hook has replaced; the typed result is kept."""
 
     result: ToolOutput
-    text: str
+    text: str = attrs.field(repr=brief)
 
     @property
     def success(self) -> bool | None:
@@ -136,7 +137,7 @@ class FeedbackOutput:
 class AbortedOutput:
     """The synthetic output of a tool call that a turn cancellation stopped. Does not say if a process died."""
 
-    text: str
+    text: str = attrs.field(repr=brief)
     success: None = None
 
     @property

@@ -2,6 +2,7 @@
 
 import attrs
 
+from ..._core.arrays import brief
 from ...errors import RolloutError
 
 
@@ -30,7 +31,7 @@ class ExecOutput:
     call_id: str
     chunk_id: str
     wall_time: float
-    output: bytes
+    output: bytes = attrs.field(repr=brief)
     omitted_bytes: int = 0
     process_id: int | None = None
     exit_code: int | None = None
@@ -74,7 +75,7 @@ class ExecSessionEnd:
     command: tuple[str, ...]
     cwd: str
     exit_code: int
-    aggregated: bytes
+    aggregated: bytes = attrs.field(repr=brief)
     failure: str | None
     duration: float
 
