@@ -7,9 +7,20 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 ENTRIES = (
-    *(*range(1, 100), *range(101, 108),),
-    *(*range(141, 145), 151, 154,),
-    *(*range(161, 166), 169, 171,),
+    *(
+        *range(1, 100),
+        *range(101, 108),
+    ),
+    *(
+        *range(141, 145),
+        151,
+        154,
+    ),
+    *(
+        *range(161, 166),
+        169,
+        171,
+    ),
 )
 """The entries of both catalogues that are answered; add a number together with its row."""
 ROWS = re.findall(r"^\| (F\d{3}) \| (.+?) \| (.+) \|$", (TESTS / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
