@@ -6,7 +6,7 @@ protocol its docstring says when that is, what an exception counts as, and what 
 return at once.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -256,6 +256,9 @@ class InferenceServers(Protocol):
     ``under``, ``versions``, ``require_version`` and ``statistics`` are called while the engine is opened; then rollouts
     call ``encode`` and ``generate``, one task waits in ``blocked_reason_after``, and a weight update calls ``pause``,
     ``versions``, ``require_version`` and ``resume`` in this order. The servers outlive the engine.
+
+    Servers that several engines share have an optional property ``required_version``: the version that was required last, or
+    None. An engine that is opened starts at that version, and an update has to name one above it.
     """
 
     def under(self, deadlines: Deadlines) -> "InferenceServers":
@@ -305,6 +308,7 @@ class InferenceServers(Protocol):
         Blocks until none of them samples, within the control budget. Cancelled, some of them may be paused.
 
         Raises:
+          trio.BusyResourceError: another engine has paused them. Nothing was done.
           ServerError: names the servers that could not be paused in time. They count as lost.
         """
 
@@ -326,18 +330,21 @@ class InferenceServers(Protocol):
         """
         ...
 
-    def require_version(self, version: int) -> None:
+    def require_version(self, version: int, *, named_by: Collection[str] = ()) -> None:
         """Send requests only to servers that report this version, or have never reported one.
 
-        Called when the engine is opened, by each weight update, and by ``note_weight_version``.
+        Called when the engine is opened, by each weight update, and by ``note_weight_version``. ``named_by``, given only when an
+        engine is opened with the ledger of an earlier run: the servers that reported a number then. A server that reports none
+        now must get no requests before a weight update: it has other weights.
         """
 
     async def blocked_reason_after(self, known: str | None) -> str | None:
         """Wait until the reason that blocks every request differs from ``known``, and return it; None: not blocked.
 
         Called in a loop as long as the engine runs; ``next_batch`` and ``evaluate`` raise ServerError with the reason. Servers
-        are blocked when they answer, and none has the required version: only a weight update ends that. Servers that are
-        lost or busy are not, because they can come back. Cancelled, nothing has changed.
+        are blocked when they answer, and none has the required version, or when an earlier run has left them paused: only a
+        weight update ends that. Servers that are lost or busy are not, because they can come back. Cancelled, nothing has
+        changed.
         """
 
     def statistics(self) -> ServerStatistics:
@@ -384,7 +391,11 @@ class Gateway(Protocol):
 
 
 class Ledger(Protocol):
-    """The engine's durable memory. ``open_ledger`` gives one on disk."""
+    """The engine's durable memory. ``open_ledger`` gives one on disk.
+
+    Two optional members keep a second engine away: ``claim()`` is called before ``begin`` and raises LedgerError while another
+    engine has the ledger, ``release()`` when the engine that claimed it is over.
+    """
 
     async def begin(self, identity: RunIdentity) -> Recovered:
         """Bind the ledger to a run and return what it remembers. Called once, when the engine is opened.
@@ -392,7 +403,8 @@ class Ledger(Protocol):
         Blocks until the ledger is read. Cancelled, nothing was written.
 
         Raises:
-          LedgerError: it belongs to another run, is of a newer format, or is in use. The engine is not opened.
+          LedgerError: it belongs to another run, is of a newer format, or is in use (by another engine, too). The engine is not
+            opened.
         """
         ...
 

@@ -1,6 +1,6 @@
 """Servers whose weights belong to the host: a trainer that pauses, updates and resumes them without the engine."""
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any, Final, final
@@ -66,7 +66,7 @@ class HostServers:
         """See ``InferenceServers.versions``."""
         return await self._servers.versions()
 
-    def require_version(self, version: int) -> None:
+    def require_version(self, version: int, *, named_by: Collection[str] = ()) -> None:
         """Require nothing."""
 
     async def blocked_reason_after(self, known: str | None) -> str | None:

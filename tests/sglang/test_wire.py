@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trio_rollout import PauseMode, SamplingParams, Stop
 from trio_rollout._core.arrays import id_array
 from trio_rollout._core.segments import segments_of
-from trio_rollout._core.server import Weights
+from trio_rollout._core.weights import Weights
 from trio_rollout.errors import RequestRejected, ServerBusy, ServerError
 from trio_rollout.sglang import _wire as wire
 

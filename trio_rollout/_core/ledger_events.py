@@ -162,9 +162,10 @@ class Restored:
 
 @attrs.frozen(kw_only=True)
 class VersionChanged:
-    """The engine's newest weight version."""
+    """The engine's newest weight version. ``named_by``: the URLs of the servers that named it themselves."""
 
     version: int
+    named_by: tuple[str, ...] = ()
 
 
 LedgerEvent: TypeAlias = (
@@ -253,7 +254,8 @@ class Recovered:
     """The memory that a ledger has of the runs before this one; empty for a new one.
 
     ``ready`` holds finished groups in their order; ``delivered`` those handed out and not acked, with their step.
-    ``acked_step`` is the highest step that was acked: no restore may go back to it.
+    ``acked_step`` is the highest step that was acked: no restore may go back to it. ``named_by`` are the servers that named
+    ``weight_version``, and ``top_version`` is the highest version that ever was the newest one (0: not known).
     """
 
     source_state: Mapping[str, object] | None = None
@@ -265,4 +267,6 @@ class Recovered:
     acked: int = 0
     next_step: int = 0
     weight_version: int | None = None
+    named_by: tuple[str, ...] = ()
+    top_version: int = 0
     acked_step: int | None = None

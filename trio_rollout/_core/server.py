@@ -18,14 +18,7 @@ from typing import Final
 import attrs
 
 from .lifecycle import IllegalTransition
-
-DEFAULT_VERSION: Final = "default"
-"""The name of weights that were never given a version: 0, or the version that the trainer requires."""
-
-# A number with more digits than this is a hash or a time stamp that happens to be all digits; int64 is what we store.
-_MOST_DIGITS: Final = 18
-# Names that a server gave one after the other; an answer can only mention those that were in use while it was sampled.
-_REMEMBERED: Final = 16
+from .weights import Past, Weights
 
 
 class State(enum.Enum):
@@ -44,7 +37,7 @@ class State(enum.Enum):
     RESUMING = "resuming"
     """A resume was sent and not answered yet."""
     LOST = "lost"
-    """Gets no request until a look finds it ready. It may still run what it was given."""
+    """Gets no request until a look finds it ready, or a window has taken it over. It may still run what it was given."""
     DOWN = "down"
     """Lost, and no connection could be opened to it."""
 
@@ -102,10 +95,13 @@ def _row(state: State, moves: Mapping[Event, State]) -> Mapping[Event, State]:
     return {**dict.fromkeys(_ALWAYS, state), Event.LEFT: State.OUTSIDE, **moves}
 
 
+_FAILURES: Final = (Event.REFUSED, Event.BROKEN, Event.TIMED_OUT, Event.UNREACHABLE)
+"""The open question fails."""
+
+
 def _failing(then: State) -> dict[Event, State]:
     """The open question fails: ``then``, or down."""
-    failures = (Event.REFUSED, Event.BROKEN, Event.TIMED_OUT)
-    return {**dict.fromkeys(failures, then), Event.UNREACHABLE: State.DOWN}
+    return {**dict.fromkeys(_FAILURES, then), Event.UNREACHABLE: State.DOWN}
 
 
 _AWAY: Final = {
@@ -174,85 +170,11 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
             Event.BROKEN: State.PAUSED,
         },
     ),
-    State.LOST: _row(State.LOST, {**_AWAY, Event.RESUME_SENT: State.LOST}),
+    State.LOST: _row(State.LOST, {**_AWAY, Event.RESUME_SENT: State.LOST, Event.PAUSE_SENT: State.PAUSING}),
     State.DOWN: _row(State.DOWN, {**_AWAY, Event.RESUME_SENT: State.DOWN, Event.ASKED: State.DOWN}),
 }
 """The state after each event that a server in a state can have. ``step`` adds one thing: a server that is doubted and becomes
 ready goes on to the state after DOUBTED."""
-
-
-def number_of(name: object) -> int | None:
-    """Return the number that a version's name is, or None if it is not a number."""
-    if isinstance(name, str):
-        return int(name) if name.isascii() and name.isdigit() and len(name) <= _MOST_DIGITS else None
-    return name if type(name) is int and name >= 0 else None  # no bool
-
-
-@attrs.frozen
-class Named:
-    """A name of weights, and the version that it stood for at some moment."""
-
-    name: object
-    version: int
-
-
-@attrs.frozen
-class Weights:
-    """The names that one server gives its weights, as versions.
-
-    A number is believed. Any other name stands for the version that was required last, and before that for 0. A server that
-    named numbers and says ``default`` again has restarted with its old weights: 0.
-    """
-
-    now: Named = Named(DEFAULT_VERSION, 0)
-    names_numbers: bool = False
-    required: int | None = None
-    known: tuple[Named, ...] = ()
-    """The newest names that are not numbers, each with the version that was required while it was used."""
-
-    @property
-    def fit(self) -> bool:
-        """True if these are the required weights, or if the server does not name numbers."""
-        return self.required is None or not self.names_numbers or self.now.version == self.required
-
-    @property
-    def number(self) -> int | None:
-        """The version that the server names; None if it does not name a number."""
-        return self.now.version if self.names_numbers else None
-
-    def named(self, name: object) -> "Weights":
-        """Return the weights after the server has named them so."""
-        number = number_of(name)
-        if number is None and name == DEFAULT_VERSION and self.names_numbers:
-            number = 0
-        if number is None:
-            return attrs.evolve(self, now=Named(name, self._known_as(name)), names_numbers=False)
-        return attrs.evolve(self, now=Named(name, number), names_numbers=name != DEFAULT_VERSION or self.names_numbers)
-
-    def require(self, version: int) -> "Weights":
-        """Return the weights after a version was required: a name that is not a number stands for that version now."""
-        if self.names_numbers:
-            return attrs.evolve(self, required=version)
-        now = Named(self.now.name, version)
-        others = [named for named in self.known if named.name != now.name]
-        return attrs.evolve(self, required=version, now=now, known=(*others, now)[-_REMEMBERED:])
-
-    def version_of(self, name: object, sent: Named) -> int:
-        """Return the version that ``name`` stands for in the answer to a request that was sent under ``sent``.
-
-        A name that did not change over a weight update is taken for the older version: staleness must not be understated.
-        """
-        number = number_of(name)
-        if number is not None:
-            return number
-        if name is None or name == sent.name:
-            return sent.version
-        if name == DEFAULT_VERSION and self.names_numbers:
-            return 0
-        return self._known_as(name)
-
-    def _known_as(self, name: object) -> int:
-        return next((named.version for named in self.known if named.name == name), self.now.version)
 
 
 @attrs.frozen(kw_only=True)
@@ -260,7 +182,7 @@ class Standing:
     """Everything that is known about one server: its state, and the data that the state alone does not say."""
 
     state: State = State.OUTSIDE
-    weights: Weights = Weights()
+    weights: Weights = Weights()  # noqa: RUF009  frozen
     window: bool = False
     """A weight-update window is open."""
     doubted: bool = False
@@ -269,6 +191,8 @@ class Standing:
     """It is lost or down, and may be paused by this client: a resume has to be answered before a look can help."""
     late_pause: bool = False
     """A pause was sent that it has not answered: the pause may be carried out even after a resume."""
+    found_paused: bool = False
+    """It is lost because it was not ready when the client met it. A weight-update window takes it over."""
     why: str | None = None
     """The reason for which it is lost or down."""
     asked: int = 0
@@ -280,6 +204,11 @@ class Standing:
     def lost(self) -> bool:
         """True if it is lost or down."""
         return self.state in {State.LOST, State.DOWN}
+
+    @property
+    def joins_windows(self) -> bool:
+        """True if a window pauses it: it is not lost, or was found paused; and it did not refuse the last window."""
+        return (self.found_paused or not self.lost) and not self.weights.barred
 
     @property
     def may_be_paused(self) -> bool:
@@ -308,6 +237,8 @@ class Told:
     """Of its weights, if it named them."""
     version: int = 0
     """The one that is required."""
+    past: Past = Past.NONE
+    """What an earlier run knew of the server, if a version is required for the first time."""
 
 
 class Effect(enum.Enum):
@@ -376,11 +307,13 @@ def _after(standing: Standing, told: Told, state: State) -> Standing:
     lost = state in {State.LOST, State.DOWN}
     return Standing(
         state=state,
-        weights=_weights_after(standing.weights, told),
+        weights=_weights_after(standing, told),
         window=_window_after(standing.window, told.event),
         doubted=not lost and _doubted_after(standing, told),
         must_resume=lost and _must_resume_after(standing, told.event),
         late_pause=_late_pause_after(standing, told.event),
+        found_paused=state is State.LOST
+        and (standing.found_paused or (told.event is Event.NOT_READY and told.question is None)),
         why=None if not lost else standing.why if standing.lost else told.why,
         asked=standing.asked + (told.event in _QUESTIONS),
         open=_open_after(standing, told),
@@ -401,10 +334,15 @@ def _open_after(standing: Standing, told: Told) -> int | None:
     return None if outdates and not is_command else standing.open
 
 
-def _weights_after(weights: Weights, told: Told) -> Weights:
+def _weights_after(standing: Standing, told: Told) -> Weights:
+    weights = standing.weights
     if told.event in {Event.JOINED, Event.PROBED, Event.VERSION_NAMED}:
         return weights.named(told.name)
-    return weights.require(told.version) if told.event is Event.VERSION_REQUIRED else weights
+    if told.event is Event.VERSION_REQUIRED:
+        return weights.require(told.version, told.past)
+    if told.event is Event.PAUSE_ANSWERED:
+        return attrs.evolve(weights, refused_under=None)
+    return weights.refuse() if standing.state is State.PAUSING and told.event in _FAILURES else weights
 
 
 def _window_after(window: bool, event: Event) -> bool:  # noqa: FBT001  a field's old value
@@ -415,7 +353,7 @@ def _doubted_after(standing: Standing, told: Told) -> bool:
     if told.event in {Event.DOUBTED, Event.FOUND_PAUSED}:
         return True
     if told.event is Event.VERSION_REQUIRED:
-        return standing.doubted or _weights_after(standing.weights, told).now.version != told.version
+        return standing.doubted or _weights_after(standing, told).now.version != told.version
     if told.event is Event.WINDOW_ENDS:  # its resume was cut short: the probe resumes it, and looks
         return standing.doubted or standing.may_be_paused
     return standing.doubted and told.event not in {Event.PROBED, Event.JOINED, Event.LEFT}

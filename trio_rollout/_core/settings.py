@@ -108,7 +108,9 @@ class EngineSettings:
     the others failed for good (``Group.missing`` names those); None means all. ``max_running`` counts rollouts; a group is
     admitted whole and each finished rollout frees its slot at once. ``max_ready`` bounds the finished groups that were not
     taken: while there are so many, including those whose group reward is awaited, no other group is admitted. ``partial``:
-    an interrupted turn goes on from the tokens that it has, in place of a retry. ``failure_budget``: the run stops with an
+    an interrupted turn goes on from the tokens that it has, in place of a retry. ``wait_for_weights``: no request is sent before
+    the trainer's first ``weight_update`` (or ``note_weight_version``), because the servers may hold any weights until then.
+    ``failure_budget``: the run stops with an
     error when so many groups in a row were quarantined with none becoming ready in between.
 
     Raises:
@@ -120,6 +122,7 @@ class EngineSettings:
     max_running: int = attrs.field(default=256, validator=whole(1))
     max_ready: int = attrs.field(default=64, validator=whole(1))
     partial: bool = False
+    wait_for_weights: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
     deadlines: Deadlines = attrs.field(factory=Deadlines, validator=attrs.validators.instance_of(Deadlines))
     retry: Retry = attrs.field(factory=Retry, validator=attrs.validators.instance_of(Retry))
     staleness: Staleness = attrs.field(factory=Staleness, validator=attrs.validators.instance_of(Staleness))

@@ -2,10 +2,15 @@
 
 Invariant 4: a cancelled ``next_batch`` has taken nothing. A group stays in the ready buffer until the ledger has its
 delivery; between the end of that write and the claim of the groups there is no checkpoint.
+
+Groups that an earlier process had delivered, and that were not acked, are ready in this one. A ``restore`` to a step acks those
+that were delivered up to it; without one, the first change of hands takes their deliveries back.
+See docs/decisions/0057-a-restore-acks-what-the-checkpoint-has.md.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import final
 
 import attrs
@@ -13,13 +18,14 @@ import trio
 
 from .._core.batching import Answer, Decision, decide
 from .._core.book import Entry
+from .._core.checks import is_whole
 from .._core.enums import Cause
 from .._core.events import BatchAcked, BatchDelivered, GroupRequeued, GroupStarved
 from .._core.ledger_events import Acked, Delivered, LedgerEvent, Recovered, Requeued, Restored, SampleKept
 from .._core.lifecycle import Event, State
 from .._core.samples import Samples
 from .._core.statistics import EngineStatistics
-from .._core.values import Group
+from .._core.values import Group, GroupId
 from ..errors import EndOfData, EngineClosed, RolloutError, ServerError
 from ._state import EngineState
 
@@ -62,6 +68,8 @@ class Delivery:
     next_step: int = attrs.field(default=0, init=False)
     _out: dict[int, tuple[str, list[Entry]]] = attrs.field(factory=dict, init=False)
     _seen: set[Entry] = attrs.field(factory=set, init=False)
+    _earlier: dict[int, list[Entry]] = attrs.field(factory=dict, init=False)
+    """The groups that an earlier process had delivered, by step, until the first restore or change of hands."""
     _last_acked: int = attrs.field(default=-1, init=False)
     _turn: trio.StrictFIFOLock = attrs.field(factory=trio.StrictFIFOLock, init=False)
     _moving: trio.Lock = attrs.field(factory=trio.Lock, init=False)
@@ -70,7 +78,8 @@ class Delivery:
     def recover(self, past: Recovered) -> None:
         """Take over what a ledger remembers: groups that had been delivered before, those that had not, the last ack."""
         book = self.state.book
-        seen = [book.enter(_ready_entry(group)) for _, groups in past.delivered for group in groups]
+        self._earlier = {step: [book.enter(_ready_entry(group)) for group in groups] for step, groups in past.delivered}
+        seen = [entry for entries in self._earlier.values() for entry in entries]
         fresh = [book.enter(_ready_entry(group)) for group in past.ready]
         for entry in (*seen, *fresh):
             self.state.tally.recover(entry.samples)
@@ -109,7 +118,10 @@ class Delivery:
         state, instruments = self.state, self.state.context.instruments
         settings, version = state.context.settings.staleness, state.context.gate.version
         dropped = {entry: entry.samples.stale(settings, version) for entry in stale}
-        await state.ledger.write(*(event for entry in stale for event in _requeued(entry, dropped[entry])))
+        await state.ledger.tell(
+            *self._taken_back(), *(event for entry in stale for event in _requeued(entry, dropped[entry]))
+        )
+        self._earlier.clear()
         for entry in stale:
             for index in dropped[entry]:
                 state.tally.drop(Cause.STALE, entry.samples[index].tokens)
@@ -141,7 +153,8 @@ class Delivery:
     async def _hand_out(self, count: int) -> Batch:
         state, step = self.state, self.next_step
         entries = state.staleness.in_order(state.ready.entries)[:count]
-        await state.ledger.write(Delivered(step=step, ids=tuple(entry.id for entry in entries)))
+        await state.ledger.tell(*self._taken_back(), Delivered(step=step, ids=_ids(entries)))
+        self._earlier.clear()
         self.next_step = step + 1
         for entry in entries:
             state.book.apply(entry, Event.DELIVER)
@@ -158,11 +171,15 @@ class Delivery:
         )
         self._out[step] = (batch.id, entries)
         self._seen.difference_update(entries)
-        ids = tuple(entry.id for entry in entries)
         state.context.instruments.emit(
-            BatchDelivered(id=batch.id, step=step, groups=ids, redelivered=batch.redelivered)
+            BatchDelivered(id=batch.id, step=step, groups=_ids(entries), redelivered=batch.redelivered)
         )
         return batch
+
+    def _taken_back(self) -> Iterator[LedgerEvent]:
+        """Yield the end of the deliveries of an earlier process that no restore has asked for."""
+        if self._earlier:
+            yield Restored(step=self.next_step - 1, ids=_ids(chain(*self._earlier.values())))
 
     async def ack(self, batch: Batch) -> None:
         """Note that the batch's groups will never be asked for again; see ``Batch.ack``."""
@@ -175,7 +192,7 @@ class Delivery:
                     f"ack of batch {batch.id} (step {batch.step}): it is acked already, taken back by a restore, or of "
                     f"another engine; steps that can be acked: {sorted(self._out)}"
                 )
-            await state.ledger.write(Acked(step=batch.step, ids=tuple(entry.id for entry in entries)))
+            await state.ledger.tell(Acked(step=batch.step, ids=_ids(entries)))
             del self._out[batch.step]
             self._last_acked = max(self._last_acked, batch.step)
             for entry in entries:
@@ -185,22 +202,52 @@ class Delivery:
     async def restore(self, step: int) -> None:
         """Offer again what was delivered after ``step`` and not acked; see ``RolloutEngine.restore``."""
         state = self.state
+        state.failure.check()
         async with self._moving:
-            if step < self._last_acked:
-                raise RolloutError(
-                    f"restore({step}): step {self._last_acked} was acked, so no restore may go back before it"
-                )
+            self._check_step(step)
             later = sorted(number for number in self._out if number > step)
             entries = [entry for number in later for entry in self._out[number][1]]
-            await state.ledger.write(Restored(step=step, ids=tuple(entry.id for entry in entries)))
+            had = {number: entries for number, entries in sorted(self._earlier.items()) if number <= step}
+            again = [entry for number, entries in self._earlier.items() if number > step for entry in entries]
+            await state.ledger.tell(
+                *(Acked(step=number, ids=_ids(entries)) for number, entries in had.items()),
+                Restored(step=step, ids=_ids([*again, *entries])),
+            )
             for number in later:
                 del self._out[number]
             self.next_step = step + 1
+            self._earlier.clear()
+            self._ack_earlier(had)
             self._seen.update(entries)
             for entry in entries:
                 state.book.apply(entry, Event.RESTORE)
                 state.tally.take_back(entry.samples)
             state.ready.put_in_front(entries)
+
+    def _check_step(self, step: int) -> None:
+        if not is_whole(step, -1) or step >= self.next_step:
+            raise ValueError(
+                f"restore({step!r}): a whole number from -1 to {self.next_step - 1}, the last step that was delivered, is wanted"
+            )
+        if step < self._last_acked:
+            raise RolloutError(
+                f"restore({step}): step {self._last_acked} was acked, so no restore may go back before it"
+            )
+
+    def _ack_earlier(self, had: Mapping[int, Sequence[Entry]]) -> None:
+        """End groups that an earlier process had delivered: the trainer's checkpoint has them."""
+        state, entries = self.state, list(chain(*had.values()))
+        self._last_acked = max(self._last_acked, *had, -1)
+        self._seen.difference_update(entries)
+        state.ready.remove(entries)
+        for entry in entries:
+            state.book.apply(entry, Event.DELIVER)
+            state.book.apply(entry, Event.ACK)
+            state.tally.deliver(entry.samples)
+
+
+def _ids(entries: Iterable[Entry]) -> tuple[GroupId, ...]:
+    return tuple(entry.id for entry in entries)
 
 
 def _ready_entry(group: Group) -> Entry:

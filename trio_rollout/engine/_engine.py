@@ -74,17 +74,20 @@ class RolloutEngine:
         return Batches(self, size)
 
     def weight_update(
-        self, *, version: int, mode: PauseMode = PauseMode.ABORT
+        self, *, version: int | None = None, mode: PauseMode = PauseMode.ABORT
     ) -> AbstractAsyncContextManager[WeightUpdate]:
         """Open a window in which every server is paused, so that the body can give them new weights.
 
+        ``version`` is the new weights' number: above every version that was ever named, by this run or the ones before it on the
+        same ledger. None means the next one; the value of the ``with`` block has it as ``version``.
+
         Entering blocks until every server is paused and, with ABORT, quiet. The body runs with nothing sampling. Leaving
-        reads the servers' versions, resumes them whatever was raised, and lets requests through again. Cancelled, the
-        version stays and the servers are resumed all the same.
+        reads the servers' versions, resumes them whatever was raised, and lets requests through again. It may be left in
+        another task. Cancelled, the version stays and the servers are resumed all the same.
 
         Raises:
-          ValueError: the version is not above the current one.
-          trio.BusyResourceError: another window is open.
+          ValueError: the version is not above every earlier one.
+          trio.BusyResourceError: another window is open, in this engine or in another one on the same servers.
           ServerError: a server could not be paused (the body does not run), or reports another version afterwards.
         """
         self._state.require_open("weight_update")
@@ -94,9 +97,10 @@ class RolloutEngine:
         """Note that the servers have these weights now: for hosts that update them without a ``weight_update``.
 
         Staleness is counted from this version. The version is trusted; servers are not queried. Blocks until the ledger
-        has it.
+        has it. Cancelled before that, the version stays.
 
         Raises:
+          ValueError: the version is below 0, or has more digits than a ledger can hold.
           trio.BusyResourceError: a weight update is under way.
         """
         self._state.require_open("note_weight_version")
@@ -141,15 +145,19 @@ class RolloutEngine:
         return await evaluation.run(source)
 
     async def restore(self, step: int) -> None:
-        """Offer every batch again that was delivered after ``step`` and not acked, for a trainer that went back to a checkpoint.
+        """Go back to a checkpoint: offer every batch again that was delivered after ``step`` and not acked. -1: all of them.
 
-        Blocks until the ledger has it. The next weight update may then name a version that is not above the current one.
+        In a new process, called before the first ``next_batch``, it also acks the batches that an earlier process delivered at
+        steps up to ``step``: the checkpoint has them. So a trainer needs to store nothing but its step. Blocks until the ledger
+        has it.
 
         Raises:
+          ValueError: ``step`` is not a whole number from -1 to the last step that was delivered.
           RolloutError: a later batch was acked.
+          EngineClosed: the engine's block was left.
         """
+        self._state.require_open("restore")
         await self._delivery.restore(step)
-        self._weights.may_repeat = True
 
     @property
     def weight_version(self) -> int:
@@ -181,12 +189,19 @@ class RolloutEngine:
 
     @asynccontextmanager
     async def _running(self) -> AsyncGenerator[None]:
-        """Run the pool until the block is left; then give back what is left, and raise the failure that no call told."""
+        """Run the pool until the block is left; then give back what is left, and raise the failure that no call told.
+
+        A failure beside another exception is logged: the body's own exception comes out as itself.
+        """
+        left_well = False
         try:
             async with open_service(self._pool.serve, self._leave):
                 yield
+            left_well = True
         finally:
             await self._close()  # noqa: ASYNC102  it shields and bounds itself
+            if not left_well:
+                self._state.failure.log_untold()
         self._state.failure.check()
 
     async def _leave(self, _: None, error: BaseException | None) -> None:
@@ -238,7 +253,6 @@ async def _assembled(state: EngineState) -> RolloutEngine:
     """Put an engine together and restore it to where the ledger's last run was. Start nothing.
 
     A source that can check its prompts (``check()``) does so before anything else: bad input must not cost a run's work.
-    The first weight version is the ledger's, else the newest one that a server names.
     """
     source, context = state.source, state.context
     check = getattr(source, "check", None)
@@ -250,9 +264,7 @@ async def _assembled(state: EngineState) -> RolloutEngine:
         source.restore(past.source_state)
     state.recover(past)
     engine._delivery.recover(past)
-    named = [version for version in (await context.servers.versions()).values() if version is not None]
-    context.gate.adopt(max(named, default=0) if past.weight_version is None else past.weight_version)
-    context.servers.require_version(context.gate.version)
+    await engine._weights.begin(past)
     return engine
 
 
@@ -300,7 +312,7 @@ async def open_rollout_engine(
         gateway=gateway,
         instruments=Instruments(instruments),
     )
-    state = new_state(source, context, ledger)
-    engine = await _assembled(state)
-    async with engine._running():
-        yield engine
+    with (state := new_state(source, context, ledger)).ledger.claimed():
+        engine = await _assembled(state)
+        async with engine._running():
+            yield engine

@@ -123,10 +123,15 @@ class GateTicket(Clock):
 @final
 @attrs.define(eq=False, repr=False)
 class Gate:
-    """Open or closed. ``epoch`` counts the closings; ``version`` is the newest weight version."""
+    """Open or closed. ``epoch`` counts the closings; ``version`` is the newest weight version.
+
+    It is closed while weights change (``changing``), and before the first ones have come if it ``awaits_weights``.
+    """
 
     wake: WakeUps = attrs.field(factory=WakeUps)
     is_open: bool = attrs.field(default=True, init=False)
+    changing: bool = attrs.field(default=False, init=False)
+    awaits_weights: bool = attrs.field(default=False, init=False)
     epoch: int = attrs.field(default=0, init=False)
     version: int = attrs.field(default=0, init=False)
     _left: Condition = attrs.field(factory=Condition, init=False)
@@ -147,9 +152,12 @@ class Gate:
         """Wait until certain turns have left their servers. Cancelled, nothing has changed."""
         await self._left.wait_until(have_ended)
 
-    def adopt(self, version: int) -> None:
-        """Make this the newest weight version."""
+    def adopt(self, version: int, *, awaits_weights: bool = False) -> None:
+        """Make this the newest weight version. ``awaits_weights``: it is not to be used, so stay closed until the next."""
         self.version = version
+        self.awaits_weights = awaits_weights
+        if awaits_weights:
+            self.is_open = False
         self.wake.notify()
 
     async def wait(self) -> None:
@@ -168,13 +176,23 @@ class Gate:
 
     def close(self) -> None:
         """Let no request through, and stop the clocks of the turns under way."""
-        self.is_open = False
+        if self.is_open:
+            for clock in self._clocks:
+                clock.stop()
+        self.is_open, self.changing = False, True
         self.epoch += 1
-        for clock in self._clocks:
-            clock.stop()
+        self.wake.consumers.notify()
 
     async def open(self) -> None:
-        """Let requests through. Blocks until all waiters were woken; cancelled, the rest are woken at once."""
+        """Let requests through, unless the first weights have not come yet.
+
+        Blocks until all waiters were woken; cancelled, the rest are woken at once.
+        """
+        self.changing = False
+        if self.awaits_weights or self.is_open:
+            self.wake.consumers.notify()
+            await trio.lowlevel.checkpoint()
+            return
         self.is_open = True
         for clock in self._clocks:
             clock.go()

@@ -11,6 +11,7 @@ import attrs
 import trio
 
 from .._core.enums import Cause
+from .._core.failures import words_of
 from .._core.settings import Retry
 from .._core.values import Group, MissingSample
 from .._util.user_code import ends_the_process
@@ -115,18 +116,25 @@ async def _log_overdue_tasks(attempt: Attempt, show: Callable[[trio.lowlevel.Tas
     """Log the attempt's task tree, as ``show`` renders it, when its deadline expires. Runs until cancelled.
 
     Trio delivers a cancellation before any task runs again, so an abort function sees every await as it was when the
-    deadline expired.
+    deadline expired. It only takes the text: an exception of an abort function is a defect to Trio, and a user's log handler
+    may raise one.
     """
     nursery = trio.lowlevel.current_task().parent_nursery
+    shown = ""
 
-    def log_tasks(_: object) -> trio.lowlevel.Abort:
+    def take_text(_: object) -> trio.lowlevel.Abort:
+        nonlocal shown
         if nursery is not None and attempt.is_out_of_time:
-            _LOGGER.warning(
-                "group %s: the deadline of attempt %d has passed. Its tasks:\n%s",
-                attempt.id,
-                attempt.number,
-                show(nursery.parent_task),
-            )
+            try:
+                shown = show(nursery.parent_task)
+            except Exception as error:  # noqa: BLE001  the tree shows objects of user code
+                shown = f"(they can't be shown: {type(error).__name__}: {words_of(error)})"
         return trio.lowlevel.Abort.SUCCEEDED
 
-    await trio.lowlevel.wait_task_rescheduled(log_tasks)
+    try:
+        await trio.lowlevel.wait_task_rescheduled(take_text)
+    finally:
+        if shown:
+            _LOGGER.warning(
+                "group %s: the deadline of attempt %d has passed. Its tasks:\n%s", attempt.id, attempt.number, shown
+            )

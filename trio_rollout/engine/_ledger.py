@@ -5,15 +5,16 @@ others, and a group that settles meanwhile makes its samples' records superfluou
 See docs/decisions/0048-a-finished-sample-is-a-row.md.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import logging
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import NoReturn, final
 
 import attrs
 import trio
 
 from .._core.enums import Cause
-from .._core.failures import failure_of
+from .._core.failures import failure_of, words_of
 from .._core.ledger_events import (
     LedgerEvent,
     Pulled,
@@ -31,6 +32,7 @@ from ..abc import Ledger, Source
 from ..errors import DataRefused, LedgerError
 from ._wakeups import WakeUps
 
+_LOGGER = logging.getLogger("trio_rollout")
 _LINGER_S = 0.2
 """How long a finished sample waits for others before it is written. A group of fast siblings settles in that time, and then
 its samples are not written twice; a process that is killed samples at most what was finished so shortly before again."""
@@ -51,11 +53,15 @@ class EngineFailure:
     told: bool = attrs.field(default=False, init=False)
     """``error`` has been raised to a caller."""
     blocked_reason: str | None = attrs.field(default=None, init=False)
+    _logged: set[type[Exception]] = attrs.field(factory=set, init=False)
 
     def fail(self, error: Exception) -> None:
-        """Store a failure; of several the first one counts."""
+        """Store a failure; of several the first one counts, and another kind is logged once."""
         if self.error is None:
             self.error = error
+        elif type(error) not in {type(self.error), *self._logged}:
+            self._logged.add(type(error))
+            _LOGGER.error("the engine had failed already; after that: %s: %s", type(error).__name__, words_of(error))
         self.wake.consumers.notify()
 
     def block(self, reason: str | None) -> None:
@@ -67,6 +73,15 @@ class EngineFailure:
         """Raise the failure, if there is one that has not been raised yet."""
         if self.error is not None and not self.told:
             self.tell(self.error)
+
+    def log_untold(self) -> None:
+        """Log the failure if no call was told of it, beside another exception that leaves the engine's block."""
+        if self.error is not None and not self.told:
+            self.told = True
+            what = f"{type(self.error).__name__}: {words_of(self.error)}"
+            _LOGGER.error(
+                "the engine had failed when its block was left by an exception: %s", what, exc_info=self.error
+            )
 
     def tell(self, error: Exception) -> NoReturn:
         """Raise the failure to a caller."""
@@ -95,6 +110,23 @@ class LedgerWriter:
         """
         return Recovered() if self._ledger is None else await self._ledger.begin(identity)
 
+    @contextmanager
+    def claimed(self) -> Generator[None]:
+        """Keep other engines away from the ledger for the block, if it can refuse them.
+
+        Raises:
+          LedgerError: another engine has claimed it.
+        """
+        claim, release = (getattr(self._ledger, name, None) for name in ("claim", "release"))
+        if claim is None or release is None:
+            yield
+            return
+        claim()
+        try:
+            yield
+        finally:
+            release()
+
     async def write(self, *events: LedgerEvent) -> None:
         """Write these events in one transaction; without a ledger this returns at once.
 
@@ -112,6 +144,14 @@ class LedgerWriter:
             raise
         except LedgerError as error:
             self._failure.fail(error)
+            raise
+
+    async def tell(self, *events: LedgerEvent) -> None:
+        """Write as ``write`` does, for a call of the user's: the failure that it raises is not raised again on leaving."""
+        try:
+            await self.write(*events)
+        except LedgerError:
+            self._failure.told |= isinstance(self._failure.error, LedgerError)
             raise
 
     async def write_pull(self, prompts: Sequence[Prompt], source: Source) -> Mapping[GroupId, QuarantineReport]:

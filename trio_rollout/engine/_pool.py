@@ -69,8 +69,24 @@ class Pool:
 
     async def _note_blocked(self) -> None:
         failure, servers = self.state.failure, self.state.context.servers
+        await self._note_missing_weights()
         while True:
             failure.block(await servers.blocked_reason_after(failure.blocked_reason))
+
+    async def _note_missing_weights(self) -> None:
+        """Note that the first weight update is missing once it has been for as long as a control call may take."""
+        gate, failure, wait_until = self.state.context.gate, self.state.failure, self.state.wake.consumers.wait_until
+        seconds = self.state.context.settings.deadlines.control
+        while gate.awaits_weights:  # noqa: ASYNC913  waiting is the checkpoint
+            await wait_until(lambda: not gate.changing)
+            with trio.move_on_after(seconds) as patience:
+                await wait_until(lambda: gate.changing or not gate.awaits_weights)
+            if patience.cancelled_caught:
+                failure.block(
+                    "EngineSettings(wait_for_weights=True): no request is sent before the first weight_update"
+                )
+                await wait_until(lambda: gate.changing or not gate.awaits_weights)
+                failure.block(None)
 
     async def _admit_groups(self, attempts: trio.Nursery) -> None:
         async with trio.open_nursery() as admitting:

@@ -57,6 +57,6 @@ class ReadyBuffer:
 
     def remove(self, entries: Iterable[Entry]) -> None:
         """Take these groups out, and so make room."""
-        for entry in entries:
-            self._entries.remove(entry)
+        gone = set(entries)
+        self._entries = deque(entry for entry in self._entries if entry not in gone)
         self.wake.admission.notify()

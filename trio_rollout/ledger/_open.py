@@ -65,6 +65,8 @@ class DiskLedger:
     _limiter: trio.CapacityLimiter = attrs.field(factory=partial(trio.CapacityLimiter, 1), init=False)
     _commits: GroupCommit[Transaction] = attrs.field(init=False)
     _begun: bool = attrs.field(default=False, init=False)
+    _claimed: bool = attrs.field(default=False, init=False)
+    """An engine has it open: a second one would deliver the same groups."""
 
     def __attrs_post_init__(self) -> None:
         self._commits = GroupCommit(self._write, self._compact, self._limits)
@@ -108,6 +110,22 @@ class DiskLedger:
     async def finish_rescoring(self, number: int) -> None:
         """Note that a rescoring is through with every group. Blocks until it is on disk. Cancelled, it may be noted."""
         await self._run(partial(self._store.finish_rescoring, number))
+
+    def claim(self) -> None:
+        """Make this the ledger of one engine, until ``release``.
+
+        Raises:
+          LedgerError: another engine has claimed it.
+        """
+        if self._claimed:
+            raise LedgerError(
+                f"ledger {self._store.where}: an engine has it open already; a ledger is for one engine at a time"
+            )
+        self._claimed = True
+
+    def release(self) -> None:
+        """Let another engine claim it."""
+        self._claimed = False
 
     async def record(self, events: Sequence[LedgerEvent]) -> None:
         """Write these events in one transaction.

@@ -1,5 +1,6 @@
 """The content of a ledger as the engine wants it on ``begin``."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ def recovered(db: apsw.Connection, read: Read) -> Recovered:
       LedgerError: a body is damaged.
     """
     state, version, acked_step = (_schema.get(db, key) for key in ("source_state", "weight_version", "acked_step"))
+    named_by = _schema.get(db, "version_named_by")
     return Recovered(
         source_state=unpacked(state) if isinstance(state, bytes) else None,
         unfinished=tuple(_unfinished(db, read)),
@@ -41,6 +43,8 @@ def recovered(db: apsw.Connection, read: Read) -> Recovered:
         acked=_schema.get_int(db, "acked"),
         next_step=_schema.get_int(db, "next_step"),
         weight_version=version if isinstance(version, int) else None,
+        named_by=tuple(json.loads(named_by)) if isinstance(named_by, str) else (),
+        top_version=_schema.get_int(db, "top_version"),
         acked_step=acked_step if isinstance(acked_step, int) else None,
     )
 

@@ -6,6 +6,7 @@ the number it finished under, and an ack the step of the delivery. A sample is n
 attempt it is of, and it is ignored only once its group has settled.
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, assert_never, final
@@ -262,7 +263,7 @@ class EventApplier:
             case Delivered() | Acked() | Restored() | Retried():
                 self._moved(event)
             case VersionChanged():
-                _schema.put(self.rows.db, "weight_version", event.version)
+                self._version_changed(event)
             case _:
                 assert_never(event)
 
@@ -423,6 +424,12 @@ class EventApplier:
         self._finish(rows, "acked")
         if event.step >= _schema.get_int(self.rows.db, "acked_step"):
             _schema.put(self.rows.db, "acked_step", event.step)
+
+    def _version_changed(self, event: VersionChanged) -> None:
+        top = max(event.version, _schema.get_int(self.rows.db, "top_version"))
+        _schema.put(self.rows.db, "top_version", top)
+        _schema.put(self.rows.db, "weight_version", event.version)
+        _schema.put(self.rows.db, "version_named_by", json.dumps(event.named_by))
 
     def _finish(self, rows: Sequence[Row], state: str) -> None:
         """Keep or delete the rows of groups that are acked or filtered, and count them; the counts outlive the rows."""

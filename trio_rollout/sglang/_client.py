@@ -4,7 +4,7 @@ Also the transport for a user's ``httpx`` client, whose requests go to one of th
 """
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -128,13 +128,15 @@ class SGLangServers:
     async def pause(self, mode: PauseMode) -> None:
         """Pause every server that is not lost; nothing is sent to any of them until ``resume``.
 
+        A server that was paused already when the client was opened is taken over: it is paused and resumed with the others.
         Blocks until they say that they are paused. Cancelled, it waits for the pauses that were sent; call ``resume`` then.
 
         Raises:
+          trio.BusyResourceError: another engine on these servers, or another user of them, has paused them. Nothing was done.
           ServerError: names the servers that could not be paused in time. They count as lost, and every server has been
-            resumed as far as it answers.
+            resumed as far as it answers. The next pauses go on without them, until another version is required.
         """
-        await control.pause(self._fleet, mode, seconds=self._control_s)
+        await control.pause(self._fleet, mode, view=self, seconds=self._control_s)
 
     async def resume(self) -> None:
         """Resume every server that may have been paused; then the aborts that are owed are paid in the background.
@@ -143,9 +145,10 @@ class SGLangServers:
         goes on resuming it.
 
         Raises:
+          trio.BusyResourceError: another engine on these servers, or another user of them, has paused them. Nothing was done.
           ServerError: names the servers that could not be resumed. They count as lost; the others are resumed.
         """
-        await control.resume(self._fleet, seconds=self._control_s)
+        await control.resume(self._fleet, view=self, seconds=self._control_s)
 
     async def versions(self) -> Mapping[str, int | None]:
         """Return the weight version that each answering server names, by URL; None if it does not name a number.
@@ -155,15 +158,25 @@ class SGLangServers:
         """
         return await control.versions(self._fleet, seconds=self._control_s)
 
-    def require_version(self, version: int) -> None:
-        """From now on send requests only to servers that name this version (those that never named one excepted)."""
-        self._fleet.require_version(version)
+    @property
+    def required_version(self) -> int | None:
+        """The weight version that requests are sent to; None if none was required yet. All engines on these servers share it."""
+        return self._fleet.required
+
+    def require_version(self, version: int, *, named_by: Collection[str] = ()) -> None:
+        """From now on send requests only to servers that name this version (those that never named one excepted).
+
+        ``named_by``: the URLs of the servers that named a number in an earlier run. If there are any, a server that names none
+        now has restarted with other weights, and gets no requests before a weight update.
+        """
+        self._fleet.require_version(version, named_by)
 
     async def blocked_reason_after(self, known: str | None) -> str | None:
         """Wait until the reason that blocks all requests is another than ``known``, and return it; None if nothing blocks them.
 
         Requests are blocked when servers have answered for as long as a control call may take, and none of them names the
-        required version: only a weight update ends that. Cancelled, nothing has changed.
+        required version, or when the servers were paused when the client was opened: only a weight update ends that.
+        Cancelled, nothing has changed.
         """
         return await self._fleet.blocked_reason_after(known, patience_s=self._control_s)
 
@@ -216,7 +229,7 @@ async def _serve(fleet: Fleet, *, task_status: trio.TaskStatus[None]) -> None:
 
 async def _leave(fleet: Fleet) -> None:
     """Try to resume what the probe could not, and log what is still owed. Does not wait for servers of an open window."""
-    if not fleet.window:
+    if fleet.window is None:
         await control.resume_quietly(fleet, seconds=_LAST_RESUME_S)
     owed = {server.url: server.owed.debts for server in fleet.servers if server.owed.debts}
     if owed:

@@ -70,7 +70,7 @@ async def _pause_one(server: Server, mode: PauseMode, *, until: float) -> None:
     """
 
     async def pause_it() -> Told | None:
-        if server.standing.lost:
+        if not server.standing.joins_windows:
             return None
         talk = partial(_ask_to_pause, server, mode)
         return await converse(server, Event.PAUSE_SENT, talk, until=until, failing="could not be paused: ")
@@ -82,19 +82,24 @@ async def _pause_one(server: Server, mode: PauseMode, *, until: float) -> None:
         raise ServerError(told.why)
 
 
-async def pause(fleet: Fleet, mode: PauseMode, *, seconds: float) -> None:
-    """Pause every server that is not lost; see ``InferenceServers.pause``. Raises RuntimeError if the servers were left."""
+async def pause(fleet: Fleet, mode: PauseMode, *, view: object, seconds: float) -> None:
+    """Pause every server that is not lost; see ``InferenceServers.pause``. Raises RuntimeError if the servers were left.
+
+    A server that was lost before because it was found paused is taken over. If that fails it stays lost, and the window goes on.
+    """
     fleet.roster.check()
-    servers, until = fleet.answering(), trio.current_time() + seconds
-    fleet.begin_window()
+    fleet.require_window_of(view, f"pause({mode})")
+    servers, until = fleet.in_windows(), trio.current_time() + seconds
+    found = {server for server in servers if server.standing.found_paused}
+    fleet.begin_window(view)
     outcome = await on_each(
         servers, lambda server: _pause_one(server, mode, until=until), what=f"POST {PAUSE} ({mode.value}) to"
     )
     fleet.roster.check()
-    if not outcome.failures:
+    if outcome.failures.keys() <= found:
         return
     with trio.move_on_after(seconds, shield=True):
-        await resume(fleet, seconds=seconds)
+        await resume(fleet, view=view, seconds=seconds)
     raise ServerError(f"{len(outcome.failures)} of {len(servers)} servers could not be paused: {outcome}")
 
 
@@ -137,8 +142,9 @@ async def _continue(server: Server, *, until: float) -> bool:
     return await try_every(_REPEAT_S, attempt, until=until)
 
 
-async def resume(fleet: Fleet, *, seconds: float) -> None:
+async def resume(fleet: Fleet, *, view: object, seconds: float) -> None:
     """Resume every server that may have been paused; see ``SGLangServers.resume``."""
+    fleet.require_window_of(view, "resume()")
     maybe_paused = [server for server in fleet.servers if server.standing.may_be_paused]
     began = trio.current_time()
 
@@ -185,7 +191,7 @@ async def _learn_version(server: Server, *, until: float) -> int | None:
     """
 
     async def ask_it() -> Told | None:
-        if server.standing.lost:
+        if not server.standing.joins_windows:
             return None
         talk = partial(_ask_for_version, server)
         return await converse(server, Event.ASKED, talk, until=until, failing="does not name its version: ")
@@ -204,7 +210,7 @@ async def versions(fleet: Fleet, *, seconds: float) -> Mapping[str, int | None]:
     """
     fleet.roster.check()
     learn = partial(_learn_version, until=trio.current_time() + seconds)
-    outcome = await on_each(fleet.answering(), learn, what="GET model info of")
+    outcome = await on_each(fleet.in_windows(), learn, what="GET model info of")
     fleet.roster.check()
     return {server.url: version for server, version in outcome.answers.items()}
 

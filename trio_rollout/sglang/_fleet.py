@@ -5,7 +5,7 @@ request on it there is no checkpoint, so a burst spreads evenly.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import final
 
@@ -14,6 +14,7 @@ import trio
 
 from .._core.server import Event, Told
 from .._core.statistics import ServerCounts, ServerStatistics
+from .._core.weights import Past
 from .._util.ports import Ports
 from .._util.threads import RunSync
 from ._server import Roster, Server
@@ -34,8 +35,11 @@ class Fleet:
     """Decodes large answers in threads."""
     decoding: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
     """One large answer at a time: threads that want the same interpreter only get into each other's way."""
-    window: bool = attrs.field(default=False, init=False)
-    """A pause was asked for and no resume yet: nothing is sent anywhere. Changed by ``begin_window`` and ``end_window``."""
+    window: object = attrs.field(default=None, init=False)
+    """The view of the servers that asked for a pause, and for no resume yet: nothing is sent anywhere. None if there is none.
+    Changed by ``begin_window`` and ``end_window``."""
+    required: int | None = attrs.field(default=None, init=False)
+    """The weight version that requests are sent to."""
     orphans: int = attrs.field(default=0, init=False)
     late: int = attrs.field(default=0, init=False)
     _choices: int = attrs.field(default=0, init=False)
@@ -99,37 +103,54 @@ class Fleet:
         """Return the servers that are not lost."""
         return [server for server in self.servers if not server.standing.lost]
 
-    def begin_window(self) -> None:
+    def in_windows(self) -> list[Server]:
+        """Return the servers that a window pauses and asks for their versions."""
+        return [server for server in self.servers if server.standing.joins_windows]
+
+    def require_window_of(self, view: object, what: str) -> None:
+        """Raise BusyResourceError if another view of these servers has a window open."""
+        if self.window is not None and self.window is not view:
+            raise trio.BusyResourceError(f"{what}: another user of these servers has a weight update under way")
+
+    def begin_window(self, view: object) -> None:
         """Send no request anywhere until ``end_window``."""
-        self.window = True
+        self.window = view
         self._tell_all(Told(Event.WINDOW_BEGINS))
 
     def end_window(self) -> None:
         """Give servers that are not paused requests again; those that still are, are the probe's to resume."""
-        self.window = False
+        self.window = None
         self._tell_all(Told(Event.WINDOW_ENDS))
 
-    def require_version(self, version: int) -> None:
+    def require_version(self, version: int, named_by: Collection[str]) -> None:
         """From now on send requests only to servers that name this version (those that never named one excepted).
 
         Servers that last named another are asked again: another client may have given them these weights.
         """
-        self._tell_all(Told(Event.VERSION_REQUIRED, version=version))
+        self.required = version
+        for server in self.servers:
+            past = Past.NUMBERS if server.url in named_by else Past.OTHERS if named_by else Past.NONE
+            server.tell(Told(Event.VERSION_REQUIRED, version=version, past=past))
 
     def _tell_all(self, told: Told) -> None:
         for server in self.servers:
             server.tell(told)
 
     def blocked_reason(self) -> str | None:
-        """Return why nothing can be sent before a weight update; None if something can, or may be able to without one."""
+        """Return why nothing can be sent before a weight update; None if something can, or may be able to without one.
+
+        A server that was paused when the client was opened counts: a run that was killed in a window has left it so.
+        """
         behind = [server for server in self.servers if server.standing.samples]
-        if self.window or not behind or self.roster.usable:
+        paused = any(server.standing.found_paused for server in self.servers)
+        if self.window is not None or self.roster.usable or not (behind or paused):
             return None
-        states = [f"{server.url} names {server.weights.now.name!r}" for server in behind]
+        states = [f"{server.url} {server.unfitness}" for server in behind]
         states += [f"{url} is lost ({why})" for url, why in self.losses().items()]
+        lack = f"has weight version {self.required}" if behind else "takes requests"
         return (
-            f"no server has weight version {behind[0].weights.required}, and none gets requests until a weight update has "
-            f"brought it to the current version: {'; '.join(states)}"
+            f"no server {lack}, and none gets requests until a weight update has brought it to the current version, or has taken "
+            f"over one that was paused: {'; '.join(states)}"
         )
 
     async def blocked_reason_after(self, known: str | None, *, patience_s: float) -> str | None:

@@ -10,8 +10,9 @@ import trio
 
 from .._core.enums import Stop
 from .._core.sampling import SamplingParams
-from .._core.server import Event, Named, Told
+from .._core.server import Event, Told
 from .._core.values import Turn
+from .._core.weights import Named
 from .._http import EVENT_STREAM, BadResponse, ConnectionBroken, Exchange, NotConnected, Response, post_request
 from .._util.time import backoff_s, wait_s
 from ..abc import ModelInput, OnTokens

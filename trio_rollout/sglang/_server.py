@@ -14,7 +14,8 @@ import attrs
 import httpx  # noqa: ASYNC127  the client users have
 import trio
 
-from .._core.server import Effect, Event, Standing, Told, Weights, step
+from .._core.server import Effect, Event, Standing, Told, step
+from .._core.weights import Weights
 from .._http import Address, Connector, Pool, PoolTransport, post_head
 from .._util.condition import Condition
 from ._settings import ServerSettings
@@ -408,12 +409,15 @@ class Server:
             case Effect.REPORT_BACK:
                 _log.warning("server %s is back (it was lost: %s)", self.url, before.why)
             case Effect.REPORT_OUTDATED:
-                _log.warning(
-                    "server %s has weights %r, not version %s: it gets no requests until a weight update has brought it there",
-                    self.url,
-                    self.weights.now.name,
-                    self.weights.required,
-                )
+                _log.warning("server %s %s: it gets no requests until a weight update", self.url, self.unfitness)
+
+    @property
+    def unfitness(self) -> str:
+        """Why its weights get no requests, as the end of a sentence about the server."""
+        weights = self.weights
+        if weights.barred:
+            return f"could not be paused under version {weights.refused_under}, and has got no other"
+        return f"names {weights.now.name!r}, not version {weights.required}"
 
     def known_orphans(self, now: float, *, running: int) -> int:
         """Return how many of the ``running`` requests that no call waits for were counted as orphans already."""

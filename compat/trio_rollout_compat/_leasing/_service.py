@@ -4,7 +4,7 @@ It has everything that an engine has: source and ledger, admission that stops wh
 are acked, the drain. Decision: docs/decisions/0017-a-cluster-is-an-engine-that-lends.md.
 """
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final, cast, final
@@ -73,7 +73,7 @@ class NoServers:
         await trio.lowlevel.checkpoint()
         return {}
 
-    def require_version(self, version: int) -> None:
+    def require_version(self, version: int, *, named_by: Collection[str] = ()) -> None:
         """Require nothing."""
 
     async def blocked_reason_after(self, known: str | None) -> str | None:

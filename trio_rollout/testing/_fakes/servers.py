@@ -5,7 +5,7 @@ answer by a script and a clock. To test HTTP use FakeSGLang, to test with a real
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TypeAlias, final
@@ -216,8 +216,9 @@ class FakeServers:
         await trio.lowlevel.checkpoint()
         return {"fake": self.names_version(self.version)}
 
-    def require_version(self, version: int) -> None:
+    def require_version(self, version: int, *, named_by: Collection[str] = ()) -> None:
         """Note the required version."""
+        del named_by
         self.required = version
 
     async def blocked_reason_after(self, known: str | None) -> str | None:
