@@ -15,7 +15,7 @@ def run(world_seed, schedule_seed, **how):
     invariants = Invariants()
     result = sim_run(lambda: live(world_seed, invariants, **how), seed=schedule_seed, invariants=invariants)
     result.value.check()
-    assert invariants.checked > 50  # worlds that end early take a hundred steps
+    assert invariants.checked > 20  # a world that is drained at once takes some fifty steps
     return result
 
 

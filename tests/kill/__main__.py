@@ -11,8 +11,10 @@ import click
 
 from .belief import AGAIN, LOST, UNSETTLED
 from .cycles import Cycles, run_cycles
+from .turns import FAILED, IN_FLIGHT, UNWRITTEN
 
-SHOWN = ("cycles", "ledgers", "opened", "commits", "deliveries", "acks", "restored", "updated", LOST, AGAIN, UNSETTLED)
+GROUPS = ("cycles", "ledgers", "opened", "commits", "deliveries", "acks", "restored", "updated", LOST, AGAIN, UNSETTLED)
+TURNS = ("turns", IN_FLIGHT, UNWRITTEN, FAILED)
 
 
 def _lane(cycles: int, seed: int) -> Cycles:
@@ -35,7 +37,7 @@ def main(cycles: int, jobs: int, seed: int) -> None:
     for lane in lanes:
         for problem in lane.problems:
             click.echo(f"seed {lane.seed}: {problem}")
-    found = ", ".join(f"{name} {counts[name]}" for name in SHOWN)
+    found = ", ".join(f"{name} {counts[name]}" for name in (*GROUPS, *TURNS))
     click.echo(f"{found}; seeds {seed} to {seed + jobs - 1}; {time.monotonic() - start:.0f} s")
     sys.exit(1 if any(lane.problems for lane in lanes) else 0)
 

@@ -1,6 +1,7 @@
 """The conditions that a ledger must meet after a kill, given the words of all its lives (P7, P8)."""
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
@@ -12,6 +13,7 @@ from trio_rollout.ledger import GroupSummary, LedgerReader, read_ledger
 from trio_rollout.ledger._codec import encode_group
 
 from .child import is_dull
+from .turns import Sample, Turns
 
 LOST, AGAIN, UNSETTLED = "acked groups lost", "acked groups seen again", "unsettled prompts lost"
 ENDS = frozenset({State.ACKED, State.FILTERED, State.QUARANTINED})
@@ -24,7 +26,9 @@ class Belief:
     path: Path
     prompts: int
     epochs: int
+    samples: int
     keep: bool
+    turns: Turns
     acked: set[int] = attrs.field(factory=set)
     acking: set[int] = attrs.field(factory=set)
     offered: set[int] = attrs.field(factory=set)
@@ -51,6 +55,8 @@ class Belief:
             case "acked":
                 self.acked |= {self.place(text) for text in rest}
                 self.acking = set()
+            case "began" | "over" | "finished" | "recorded":
+                self.turns.read(word, *rest)
             case "restored" | "updated" | "opened" | "end":
                 self.counts[word] += 1
             case _:
@@ -69,18 +75,35 @@ class Belief:
 
     def check(self) -> None:
         """Compare the ledger with what was said and with what it was at the last check."""
+        on_disk: set[Sample] = set()
         try:
-            self._check()
+            on_disk = self._check()
         except LedgerError as error:
             if self.pulled:  # else the first life was killed while it made the ledger
                 self.problems.append(f"the ledger can't be read: {error}")
+        self.turns.end_life(on_disk)
+        self.problems += self.turns.problems
+        self.turns.problems.clear()
 
-    def _check(self) -> None:
+    def _check(self) -> set[Sample]:
+        """Check the groups, and return the samples that the ledger has."""
         with read_ledger(self.path) as reader:
             rows = {self._place_of(one.id): one for one in reader.summaries()}
             self._check_counts(rows, reader.counts())
             self._check_bodies(rows, reader)
+            on_disk = set(self._on_disk(rows, reader))
         self._check_rows(rows)
+        return on_disk
+
+    def _on_disk(self, rows: dict[int, GroupSummary], reader: LedgerReader) -> Iterator[Sample]:
+        """Yield the finished samples of unfinished groups, and all samples of the others that were pulled."""
+        for place in range(self.pulled):
+            epoch, number = divmod(place, self.prompts)
+            row, gid = rows.get(place), GroupId(epoch, str(number))
+            if row is not None and row.state in {State.WAITING, State.QUARANTINED}:
+                yield from ((str(gid), trajectory.index) for trajectory in reader.samples(gid).kept)
+            else:
+                yield from ((str(gid), index) for index in range(self.samples))
 
     def check_end(self) -> None:
         """At the end of the data every group was trained, filtered or given up."""

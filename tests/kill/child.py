@@ -2,7 +2,8 @@
 
 Lives are made by a nest, which has imported everything and forks: a line with a life's orders in, its lines out, then
 ``ended`` and its exit status (-9 if it was killed, after as many seconds as its orders say). A life says what was offered,
-and an ack before and after it is made; what it said before it was killed has been read by then.
+an ack before and after it is made, and each sample's begin, end and record; what it said before it was killed has been read by
+then.
 """
 
 import faulthandler
@@ -13,6 +14,7 @@ import random
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,14 +40,17 @@ from trio_rollout import (
     open_rollout_engine,
     open_sglang_servers,
 )
-from trio_rollout.abc import Rollout
+from trio_rollout._core.events import Event, SampleFinished
+from trio_rollout._core.ledger_events import LedgerEvent, Recovered, RunIdentity, SampleKept
+from trio_rollout.abc import Ledger, Rollout
 from trio_rollout.errors import EndOfData
 from trio_rollout.ledger._store import StoreLimits
 from trio_rollout.observe import task_tree
 from trio_rollout.sglang import ServerSettings
 
+SAMPLES = 3
 SETTINGS = EngineSettings(
-    samples_per_prompt=2,
+    samples_per_prompt=SAMPLES,
     max_running=12,
     max_ready=8,
     retry=Retry(max_attempts=3, backoff_base=0.01, backoff_max=0.02),
@@ -68,6 +73,7 @@ class Orders:
     epochs: int
     keep: bool
     seed: int
+    life: int
     seconds: float | None = None
 
 
@@ -86,13 +92,23 @@ def is_dull(number: int) -> bool:
     return number % 13 == 4 and not is_poison(number)
 
 
-async def generate(prompt: Prompt, rollout: Rollout) -> Trajectory:
-    """A turn; some fail every time or now and then, every third is large enough for a segment."""
-    number = int(prompt.id)
-    turn = await rollout.generate(rollout.input, SamplingParams(max_new_tokens=2 + number % 5, ignore_eos=True))
-    if is_poison(number) or (number % 7 == 2 and rollout.attempt % 2):
-        raise ValueError(f"attempt {rollout.attempt} fails")
-    return attrs.evolve(rollout.finish([turn]), metadata={"padding": "x" * (20_000 if number % 3 == 0 else 10)})
+async def generate(life: int, prompt: Prompt, rollout: Rollout) -> Trajectory:
+    """One turn, or two; some fail every time or now and then, every third is large enough for a segment.
+
+    The last line of each turn's prompt is for the servers' notes.
+    """
+    number, sample = int(prompt.id), f"{prompt.group_id} {rollout.index} {rollout.attempt}"
+    say("began", sample)
+    try:
+        turns = []
+        for turn in range(1 + (number + rollout.index) % 2):
+            text = f"{rollout.input}\n{life} {sample} {turn}"
+            turns.append(await rollout.generate(text, SamplingParams(max_new_tokens=2 + number % 5, ignore_eos=True)))
+        if is_poison(number) or (number % 7 == 2 and rollout.attempt % 2):
+            raise ValueError(f"attempt {rollout.attempt} fails")
+    finally:
+        say("over", sample)
+    return attrs.evolve(rollout.finish(turns), metadata={"padding": "x" * (20_000 if number % 3 == 0 else 10)})
 
 
 async def reward(trajectory: Trajectory) -> float:
@@ -101,6 +117,33 @@ async def reward(trajectory: Trajectory) -> float:
 
 async def not_dull(group: Group) -> Keep | Drop:
     return Drop("dull") if is_dull(int(group.prompt.id)) else Keep()
+
+
+class Finished:
+    """An instrument that says which samples are finished."""
+
+    def event(self, event: Event) -> None:
+        """See ``Instrument``."""
+        if isinstance(event, SampleFinished):
+            say("finished", event.id, event.trajectory.index)
+
+
+@attrs.frozen(eq=False)
+class Recording:
+    """A ledger that says which samples are on disk."""
+
+    ledger: Ledger
+
+    async def begin(self, identity: RunIdentity) -> Recovered:
+        """See ``Ledger``."""
+        return await self.ledger.begin(identity)
+
+    async def record(self, events: Sequence[LedgerEvent]) -> None:
+        """See ``Ledger``."""
+        await self.ledger.record(events)
+        for event in events:
+            if isinstance(event, SampleKept):
+                say("recorded", event.id, event.trajectory.index)
 
 
 @attrs.define(kw_only=True)
@@ -216,12 +259,13 @@ async def live(orders: Orders) -> None:
         open_ledger(orders.ledger, keep_acked=orders.keep, sizes=SIZES) as ledger,
         open_rollout_engine(
             JsonlSource(orders.prompts, epochs=orders.epochs),
-            generate,
+            partial(generate, orders.life),
             servers=servers,
             reward=reward,
             group_filter=not_dull,
-            ledger=ledger,
+            ledger=Recording(ledger),
             settings=SETTINGS,
+            instruments=[Finished()],
         ) as engine,
     ):
         say("opened")

@@ -12,10 +12,10 @@ from pathlib import Path
 import attrs
 
 from .belief import Belief
-from .child import Orders
-from .servers import tiny_server
+from .child import SAMPLES, SETTINGS, Orders
+from .servers import ROOT, observed_server
+from .turns import Turns
 
-ROOT = Path(__file__).parents[2]
 PROMPTS, EPOCHS = 40, 2
 LONGEST_S, AT_MOST_S = 1.4, 8.0
 """The longest life: on a quiet machine, and on one so busy that shorter ones come to nothing."""
@@ -56,10 +56,12 @@ class Cycles:
     """Kill cycles of one seed. A ledger lasts until its data has ended, then there is a new one."""
 
     folder: Path
+    notes: Path
     seed: int
     urls: tuple[str, ...]
     counts: Counter[str] = attrs.field(factory=Counter)
     problems: list[str] = attrs.field(factory=list)
+    _lives: int = attrs.field(default=0, init=False)
     _longest_s: float = attrs.field(default=LONGEST_S, init=False)
     _rng: random.Random = attrs.field(init=False)
     _belief: Belief = attrs.field(init=False)
@@ -89,7 +91,12 @@ class Cycles:
         number = self.counts["ledgers"]
         self.counts["ledgers"] += 1
         self._belief = Belief(
-            path=self.folder / f"ledger-{number}", prompts=PROMPTS, epochs=EPOCHS, keep=number % 2 == 0
+            path=self.folder / f"ledger-{number}",
+            prompts=PROMPTS,
+            epochs=EPOCHS,
+            samples=SAMPLES,
+            keep=number % 2 == 0,
+            turns=Turns(notes=self.notes, max_running=SETTINGS.max_running, life=self._lives),
         )
 
     def _live(self, nest: Nest, seconds: float | None) -> int:
@@ -110,6 +117,7 @@ class Cycles:
 
     def _orders(self, seconds: float | None) -> Orders:
         belief = self._belief
+        self._lives += 1
         return Orders(
             ledger=str(belief.path),
             prompts=str(self.folder / "prompts.jsonl"),
@@ -118,6 +126,7 @@ class Cycles:
             epochs=EPOCHS,
             keep=belief.keep,
             seed=self._rng.getrandbits(32),
+            life=belief.turns.life,
             seconds=seconds,
         )
 
@@ -126,13 +135,15 @@ class Cycles:
             self._belief.check_end()
             self.problems += self._belief.problems
         self.counts.update(self._belief.counts)
+        self.counts.update(self._belief.turns.counts)
 
 
 def run_cycles(folder: Path, *, cycles: int, seed: int, servers: int = 2) -> Cycles:
     """Kill so many lives on tiny servers that outlive them."""
     with ExitStack() as stack:
         nest = stack.enter_context(open_nest())
-        urls = [stack.enter_context(tiny_server(0.003)) for _ in range(servers)]
-        found = Cycles(folder=folder, seed=seed, urls=tuple(urls))
+        notes = folder / "notes"
+        urls = [stack.enter_context(observed_server(0.003, notes)) for _ in range(servers)]
+        found = Cycles(folder=folder, notes=notes, seed=seed, urls=tuple(urls))
         found.run(nest, cycles)
     return found
