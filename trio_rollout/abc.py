@@ -155,6 +155,15 @@ class Rollout(Protocol):
         ...
 
     @property
+    def replaying(self) -> bool:
+        """True while recorded turns are left that ``generate`` gives back, with ``EngineSettings(resume=Resume.TURNS)``.
+
+        What followed such a turn happened in an earlier try, so code whose effects reach beyond the rollout can leave them
+        out. It is False once the last recorded turn was given back: what followed that one may not have happened.
+        """
+        ...
+
+    @property
     def input(self) -> ModelInput:
         """The prompt as servers take it: its ids, or its text or messages encoded by the tokenizer.
 
@@ -176,6 +185,9 @@ class Rollout(Protocol):
         Blocks while a weight update is under way, then until the answer is complete, at most ``Deadlines.turn``. An
         interrupted turn raises nothing: the attempt is cancelled. Cancelled, the request is aborted on its server
         before Cancelled goes on, within ``Deadlines.abort``; the tokens sampled so far are lost.
+
+        With ``EngineSettings(resume=Resume.TURNS)`` a request that an earlier try of the sample made returns the recorded
+        turn, until the first request that differs in its ids, sampling or ``extra``.
 
         Raises:
           RequestRejected: the request's fault: no server accepts it.

@@ -46,6 +46,11 @@ class AsyncioRollout:
         return self._rollout.weight_version
 
     @property
+    def replaying(self) -> bool:
+        """True while recorded turns are left that ``generate`` gives back; see ``trio_rollout.abc.Rollout.replaying``."""
+        return self._rollout.replaying
+
+    @property
     def input(self) -> ModelInput:
         """The prompt as the servers take it."""
         return self._rollout.input

@@ -7,8 +7,8 @@ import attrs
 import pytest
 import trio
 
-from trio_rollout import Cause, Drop, IterableSource, Keep, Retry, SingleTurn
-from trio_rollout.errors import RolloutError, ServerError, ServerLost
+from trio_rollout import Cause, Drop, IterableSource, Keep, Resume, Retry, SingleTurn
+from trio_rollout.errors import RolloutError, ServerError, ServerLost, SettingsError
 from trio_rollout.testing import HANG, FakeServers, Say, prompts
 from trio_rollout_compat._leasing._leases import Lease
 from trio_rollout_compat._leasing._node import NodeParts, open_node
@@ -212,3 +212,17 @@ async def test_a_revoked_lease_that_had_not_begun_is_over_at_once(autojump_clock
         await trio.sleep(10)
         assert sorted(settled) == list(range(6))
         assert all(one.failure is not None for one in settled.values())
+
+
+async def test_nodes_refuse_to_record_turns(autojump_clock):
+    """A node has no ledger, and can't tell which turns are too old."""
+
+    @asynccontextmanager
+    async def parts():
+        yield NodeParts(generate=SingleTurn(), servers=FakeServers())
+
+    with pytest.raises(
+        SettingsError, match=r"EngineSettings.resume: got Resume.TURNS, allowed on nodes: Resume.SAMPLES"
+    ):
+        async with open_node(parts, attrs.evolve(SETTINGS, resume=Resume.TURNS)):
+            raise AssertionError("opened")

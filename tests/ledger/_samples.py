@@ -16,9 +16,12 @@ from trio_rollout._core.ledger_events import (
     RunIdentity,
     SampleKept,
     SamplesDropped,
+    TurnRecorded,
+    TurnsDropped,
     VersionChanged,
 )
 from trio_rollout._core.samples import SampleCounts
+from trio_rollout._core.turn_log import RecordedTurn
 from trio_rollout._core.values import (
     Failure,
     Group,
@@ -27,6 +30,7 @@ from trio_rollout._core.values import (
     QuarantineReport,
     Segment,
     Trajectory,
+    Turn,
     VersionSpan,
 )
 
@@ -103,6 +107,30 @@ def finished(number: int, index: int = 0, attempt: int = 1, *, size: int = 0) ->
     return SampleKept(id=gid(number), attempt=attempt, trajectory=sample(number, index, attempt, size=size))
 
 
+def turn(turn_number: int = 0, *, size: int = 0) -> RecordedTurn:
+    """Return the record of a turn, whose prompt is that of its request."""
+    answer = Turn(
+        rid=f"{turn_number:032x}",
+        prompt_ids=(),
+        output_ids=range(3 + size),
+        log_probs=[-0.5] * (3 + size),
+        text=f"turn {turn_number}",
+        stop=Stop.STOP,
+        weight_version=7,
+        versions=[VersionSpan(0, 3 + size, 7)],
+        meta_info={"finish_reason": {"type": "stop", "matched": 2}},
+    )
+    return RecordedTurn(number=turn_number, request=bytes([turn_number] * 16), turn=answer)
+
+
+def recorded(number: int, index: int = 0, turn_number: int = 0, *, size: int = 0) -> TurnRecorded:
+    return TurnRecorded(id=gid(number), index=index, record=turn(turn_number, size=size))
+
+
+def turns_dropped(number: int, index: int, *numbers: int) -> TurnsDropped:
+    return TurnsDropped(id=gid(number), index=index, numbers=numbers)
+
+
 def dropped(number: int, *indices: int) -> SamplesDropped:
     return SamplesDropped(id=gid(number), indices=indices)
 
@@ -128,10 +156,17 @@ def story(first: int = 0, step: int = 0) -> Iterator[list[list[LedgerEvent]]]:
     """Yield batches of transactions with every kind of event. With small limits they fill, empty and delete segments."""
     a, b, c, d, e, f = range(first, first + 6)
     yield [[pulled(a, b, c, d)], [VersionChanged(version=step)]]
+    yield [[recorded(a), recorded(c, 0, size=40), recorded(c, 0, 1), recorded(d, 1, size=40)], [recorded(c, 2)]]
     yield [[finished(a), finished(c, 1, size=40), finished(d, size=40)], [finished(c)]]
-    yield [[ready(a)], [ready(b)], [requeued(c, samples=(SampleCounts(1, 0), SampleCounts(0, 2)))]]
+    yield [
+        [turns_dropped(c, 2, 0, 9), recorded(c, 2, 1, size=40)],
+        [ready(a)],
+        [ready(b)],
+        [requeued(c, samples=(SampleCounts(1, 0), SampleCounts(0, 2)))],
+    ]
     yield [[delivered(step, a)], [pulled(e, f)], [finished(a, 1, size=40), finished(c, 1, 2, size=40), dropped(c, 0)]]
     yield [[ready(c, 2, size=40)], [Filtered(id=gid(d), attempt=1, reason="all rewards equal")], [finished(e, size=40)]]
+    yield [[recorded(e, 4), recorded(e, 5, size=40)], [recorded(f, 1), recorded(a)]]
     yield [[acked(step, a)], [finished(e, 1), quarantined(e, sample(e, 2), sample(e, 3, size=40))], [finished(f)]]
     yield [[requeued(c, 2, Cause.STALE, attempts=1), finished(c, 0, 2, size=40), finished(c, 1, 2)], [ready(f)]]
     yield [[delivered(step + 1, b), VersionChanged(version=step + 1)]]

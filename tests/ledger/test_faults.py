@@ -33,7 +33,7 @@ def life(store: Store, states: list[Memory]) -> None:
 
 @pytest.fixture(scope="module")
 def healthy() -> tuple[list[Memory], int]:
-    states, disk = [(Recovered(), [])], SimDisk()
+    states, disk = [Memory(Recovered())], SimDisk()
     life(store_on(disk), states)
     return states, len(disk.log)
 
@@ -67,7 +67,7 @@ def test_a_fault_at_any_operation(healthy: tuple[list[Memory], int], fault: Call
     states, operations = healthy
     raised = 0
     for number in range(operations):
-        disk, promised = SimDisk(fault=fault(number)), [(Recovered(), [])]
+        disk, promised = SimDisk(fault=fault(number)), [Memory(Recovered())]
         store = store_on(disk)
         error = failure_of(store, promised)
         raised += error is not None

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import apsw
+import attrs
 import pytest
 
 from trio_rollout._core.enums import Cause
@@ -15,8 +16,8 @@ from trio_rollout.ledger._schema import FORMAT
 from trio_rollout.testing._sim.disk import SimDisk
 
 from ._power_cuts import everything, nothing, replay
-from ._samples import IDENTITY, delivered, finished, gid, group, prompt, quarantined, requeued, sample
-from .test_power_cut import Told, broken_promises, memory_of, store_on
+from ._samples import IDENTITY, delivered, finished, gid, group, prompt, quarantined, recorded, requeued, sample, turn
+from .test_power_cut import Memory, Told, broken_promises, memory_of, store_on
 
 HERE = Path(__file__).parent
 COUNTS = (SampleCounts(1, 0, 2), SampleCounts(0, 0, 1))
@@ -54,10 +55,18 @@ REMEMBERED = {
     ),
 }
 """What a run finds in each of the old ledgers."""
+REMEMBERED[3] = attrs.evolve(
+    REMEMBERED[2],
+    unfinished=(
+        REMEMBERED[2].unfinished[0],
+        attrs.evolve(REMEMBERED[2].unfinished[1], wasted={Cause.ERROR: 7}),
+    ),
+)
 QUARANTINED = {
     1: GroupSamples(),
     2: GroupSamples(kept=(sample(4, size=40), sample(4, 1)), unscored=(sample(4, 2), sample(4, 3, size=40))),
 }
+QUARANTINED[3] = QUARANTINED[2]
 
 
 def segments(old: int) -> list[Path]:
@@ -95,6 +104,7 @@ def format_of(db: apsw.Connection) -> int:
     tables = {name for (name,) in db.execute("SELECT name FROM sqlite_schema")}
     assert ("counts" in columns) == ("samples" in tables) == ("samples_by_segment" in tables) == (found >= 2)
     assert ("rescored" in columns) == ("ended" in tables) == (found >= 3)
+    assert ("turns" in tables) == ("turns_by_segment" in tables) == (found >= 4)
     return int(found)
 
 
@@ -112,7 +122,7 @@ async def test_a_run_goes_on_with_a_ledger_of_an_older_format(path, old):
     first, last = (int(one.id) for one in waiting)
     async with open_ledger(path) as ledger:
         assert await ledger.begin(IDENTITY) == was
-        await ledger.record([finished(first, 1, attempt=3), finished(last, size=200)])
+        await ledger.record([finished(first, 1, attempt=3), finished(last, size=200), recorded(last, 1)])
         await ledger.record([requeued(int(ready), 1, Cause.STALE, attempts=0), finished(int(ready))])
         await ledger.record([delivered(2, int(was.ready[1].id.prompt))])
     assert format_in(path) == FORMAT
@@ -121,6 +131,7 @@ async def test_a_run_goes_on_with_a_ledger_of_an_older_format(path, old):
     assert [one.prompt for one in found.unfinished] == [*waiting, prompt(int(ready))]
     kept = [*was.unfinished[0].kept, sample(first, 1, 3)], [sample(last, size=200)], [sample(int(ready))]
     assert [list(one.kept) for one in found.unfinished] == list(kept)
+    assert [one.turns for one in found.unfinished] == [{}, {1: (turn(),)}, {}]
     assert found.delivered == (*was.delivered, (2, (was.ready[1],)))
 
 
@@ -178,8 +189,8 @@ def migrated(old: int) -> tuple[Told, int]:
         memory = memory_of(store)
     finally:
         store.close()
-    assert memory[0] == REMEMBERED[old]
-    return Told(disk, [(Recovered(), []), memory]), opened
+    assert memory.recovered == REMEMBERED[old]
+    return Told(disk, [Memory(Recovered()), memory]), opened
 
 
 def test_a_power_cut_while_a_ledger_is_brought_up_to_date_loses_nothing(old):

@@ -266,7 +266,7 @@ async def test_a_newer_format_is_refused(path):
     db = apsw.Connection(str(path / "ledger.db"))
     db.execute("UPDATE meta SET value = 99 WHERE key = 'format'")
     db.close()
-    with pytest.raises(LedgerError, match="has format 99, this version of trio_rollout reads format 3 and older: use"):
+    with pytest.raises(LedgerError, match="has format 99, this version of trio_rollout reads format 4 and older: use"):
         await remembered(path)
 
 

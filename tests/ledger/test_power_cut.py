@@ -10,7 +10,7 @@ import pytest
 from trio_rollout._core.ledger_events import Recovered
 from trio_rollout.errors import LedgerError
 from trio_rollout.ledger import _schema
-from trio_rollout.ledger._samples import find_samples
+from trio_rollout.ledger._samples import find_samples, find_turns
 from trio_rollout.ledger._store import Store, StoreLimits
 from trio_rollout.ledger._transaction import encode_transaction
 from trio_rollout.testing._sim.disk import SimDisk
@@ -27,8 +27,15 @@ from ._power_cuts import everything, nothing, only_last, replay, torn_at
 from ._samples import IDENTITY, pulled, story
 
 SMALL = StoreLimits(inline=250, together=0, segment=1000)
-Memory = tuple[Recovered, list[tuple[int, bool, bytes]]]
-"""The content of a ledger: what a run recovers, and every sample with its group's row, if it is scored, and its bytes."""
+
+
+@attrs.frozen
+class Memory:
+    """The content of a ledger: what a run recovers, and the bytes of every sample and every turn with its group's row."""
+
+    recovered: Recovered
+    samples: list[tuple[int, bool, bytes]] = attrs.field(factory=list)
+    turns: list[tuple[int, int, bytes]] = attrs.field(factory=list)
 
 
 def store_on(disk: SimDisk) -> Store:
@@ -42,9 +49,13 @@ def memory_of(store: Store) -> Memory:
     assert states <= {"waiting", "quarantined"}
     groups = [seq for (seq,) in db.execute("SELECT DISTINCT seq FROM samples ORDER BY seq")]
     samples = [(seq, scored, store._read(body)) for seq in groups for scored, body in find_samples(db, seq)]
+    states = {state for (state,) in db.execute("SELECT state FROM turns LEFT JOIN groups USING (seq)")}
+    assert states <= {"waiting"}
+    groups = [seq for (seq,) in db.execute("SELECT DISTINCT seq FROM turns ORDER BY seq")]
+    turns = [(seq, index, store._read(body)) for seq in groups for index, body in find_turns(db, seq)]
     named = {number: live for number, (_, live) in _schema.segments(db).items()}
     assert {number: file.live for number, file in store._segments._files.items() if file.live} == named
-    return found, samples
+    return Memory(found, samples, turns)
 
 
 @attrs.define
@@ -73,7 +84,7 @@ def live(disk: SimDisk, states: list[Memory]) -> None:
 
 @pytest.fixture(scope="module")
 def told() -> Told:
-    found = Told(SimDisk(), [(Recovered(), [])])
+    found = Told(SimDisk(), [Memory(Recovered())])
     live(found.disk, found.states)
     return found
 

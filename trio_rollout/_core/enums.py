@@ -74,6 +74,15 @@ class PauseMode(enum.Enum):
     """They are frozen with their KV cache and go on after the resume; the cache can't be flushed meanwhile."""
 
 
+class Resume(enum.Enum):
+    """The parts of an unfinished group that are not sampled a second time."""
+
+    SAMPLES = "samples"
+    """Finished samples; a sample that begins anew samples every turn."""
+    TURNS = "turns"
+    """Finished turns too: a sample that begins anew gets them back, as long as it asks for the same."""
+
+
 class Leftovers(enum.Enum):
     """The treatment of processes that a finished command, or a cancelled call of an exec session, leaves running."""
 

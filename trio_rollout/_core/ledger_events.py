@@ -12,6 +12,7 @@ import attrs
 from .enums import Cause
 from .lifecycle import State
 from .samples import SampleCounts
+from .turn_log import RecordedTurn
 from .values import Failure, Group, GroupId, Prompt, QuarantineReport, Trajectory
 
 NO_WASTE: Final[Mapping[Cause, int]] = MappingProxyType({})
@@ -78,6 +79,27 @@ class SamplesTried:
     id: GroupId
     samples: tuple[SampleCounts, ...]
     wasted: Mapping[Cause, int] = NO_WASTE
+
+
+@attrs.frozen(kw_only=True)
+class TurnRecorded:
+    """A turn of a sample of a waiting group is finished; the sample is not. Written in the background, like ``SampleKept``.
+
+    The record goes when the sample is kept, and when its group settles.
+    """
+
+    id: GroupId
+    index: int
+    record: RecordedTurn
+
+
+@attrs.frozen(kw_only=True)
+class TurnsDropped:
+    """Recorded turns of a sample, by their numbers, will not be given back. Those that are not there are ignored."""
+
+    id: GroupId
+    index: int
+    numbers: tuple[int, ...]
 
 
 @attrs.frozen(kw_only=True)
@@ -174,6 +196,8 @@ LedgerEvent: TypeAlias = (
     | SampleKept
     | SamplesDropped
     | SamplesTried
+    | TurnRecorded
+    | TurnsDropped
     | Ready
     | Filtered
     | Quarantined
@@ -203,7 +227,7 @@ class Unfinished:
     """A group that was pulled and not settled when the last run ended, with the counts of its attempts.
 
     ``samples`` are the tries of each sample as of the last requeue, by index, or empty; ``kept`` the finished samples, by
-    index; ``unscored`` those that only lack a reward.
+    index; ``unscored`` those that only lack a reward; ``turns`` the recorded turns of the others, by index, as they finished.
     """
 
     prompt: Prompt
@@ -214,6 +238,7 @@ class Unfinished:
     kept: tuple[Trajectory, ...] = ()
     unscored: tuple[Trajectory, ...] = ()
     wasted: Mapping[Cause, int] = NO_WASTE
+    turns: Mapping[int, tuple[RecordedTurn, ...]] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)

@@ -19,6 +19,7 @@ import attrs
 from .enums import Cause
 from .lifecycle import IllegalTransition
 from .settings import Staleness
+from .turn_log import RecordedTurn, TurnLog
 from .values import Failure, Trajectory
 
 
@@ -94,7 +95,8 @@ class SampleCounts:
 class Sample:
     """One sample: its state, its tries, and its result or the reason why it has none.
 
-    A sample that is not finished has a trajectory if it only lacks a reward.
+    A sample that is not finished has a trajectory if it only lacks a reward. ``turns`` are the recorded turns of its tries, as
+    long as it is not finished; None if there are none to keep.
     """
 
     state: SampleState = SampleState.MISSING
@@ -102,6 +104,7 @@ class Sample:
     trajectory: Trajectory | None = None
     tokens: int = 0
     failure: Failure | None = None
+    turns: TurnLog | None = None
 
 
 @final
@@ -127,11 +130,13 @@ class Samples:
         *,
         unscored: Sequence[Trajectory] = (),
         wasted: Mapping[Cause, int] | None = None,
+        turns: Mapping[int, Sequence[RecordedTurn]] | None = None,
     ) -> "Samples":
         """Return the samples of a group as a ledger remembers them: ``kept`` are finished, the others are missing.
 
         ``counts`` has the tries of each sample by index, or is empty if none was ever tried in vain. A sample with
-        ``max_attempts`` of them had failed for good, and stays so. Samples that are ``unscored`` only lack a reward.
+        ``max_attempts`` of them had failed for good, and stays so. Samples that are ``unscored`` only lack a reward. ``turns``:
+        recorded turns, by the sample's index.
         """
         samples = tuple(Sample(counts=each) for each in (counts or [SampleCounts()] * count))
         for trajectory in kept:
@@ -145,6 +150,9 @@ class Samples:
             if sample.state is SampleState.MISSING and sample.counts.attempts >= max_attempts:
                 sample.state = SampleState.FAILED
                 sample.failure = Failure(cause=Cause.ERROR, type="", message="its tries were used up before a restart")
+        for index, recorded in (turns or {}).items():
+            if samples[index].state is SampleState.MISSING and samples[index].trajectory is None:
+                samples[index].turns = TurnLog(list(recorded))
         return cls(samples, Counter(wasted or {}))
 
     def count(self, state: SampleState) -> int:
@@ -178,8 +186,9 @@ class Samples:
 
     @property
     def kept_tokens(self) -> int:
-        """The number of tokens sampled for what is finished."""
-        return sum(sample.tokens for sample in self._finished())
+        """The number of tokens sampled for what is finished, and in recorded turns that wait for the next try."""
+        waiting = (sample.turns.tokens_left for sample in self._samples if sample.turns is not None)
+        return sum(sample.tokens for sample in self._finished()) + sum(waiting)
 
     def can_complete(self, min_samples: int | None) -> bool:
         """Return False once too many samples failed for good; ``min_samples`` finished ones are enough, None means all."""
@@ -236,10 +245,8 @@ class Samples:
 
         A sample that is still to be made will be of this version or a newer one, so ``spread`` counts from it.
         """
-        oldest_allowed = -math.inf if staleness.max_versions is None else version - staleness.max_versions
-        if staleness.spread is not None:
-            newest = version if self.missing() else self._newest_version()
-            oldest_allowed = max(oldest_allowed, newest - staleness.spread)
+        newest = version if staleness.spread is None or self.missing() else self._newest_version()
+        oldest_allowed = staleness.oldest_allowed(version, newest=newest)
         if oldest_allowed == -math.inf:
             return ()
         return tuple(

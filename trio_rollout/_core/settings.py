@@ -1,5 +1,6 @@
 """Settings of the engine: frozen, validated at construction. All times are seconds."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import attrs
 
 from ..errors import SettingsError
 from .checks import at_least, between, seconds, seconds_or_none, whole
+from .enums import Resume
 
 
 @attrs.frozen(kw_only=True)
@@ -99,6 +101,20 @@ class Staleness:
     spread: int | None = attrs.field(default=None, validator=attrs.validators.optional(whole(0)))
     policy: Pace | Discard = attrs.field(factory=Pace, validator=attrs.validators.instance_of((Pace, Discard)))
 
+    def oldest_allowed(self, version: int, *, newest: float) -> float:
+        """Return the lowest version that a token may have; -inf for any.
+
+        ``version``: that of the newest weights; ``newest``: that of the group's newest token.
+        """
+        oldest = -math.inf if self.max_versions is None else version - self.max_versions
+        return oldest if self.spread is None else max(oldest, newest - self.spread)
+
+
+def _resume(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
+    if not isinstance(value, Resume):
+        allowed = ", ".join(map(str, Resume))
+        raise SettingsError(f"EngineSettings.{field.name}: got {value!r}, allowed: {allowed}")
+
 
 @attrs.frozen(kw_only=True)
 class EngineSettings:
@@ -108,10 +124,11 @@ class EngineSettings:
     the others failed for good (``Group.missing`` names those); None means all. ``max_running`` counts rollouts; a group is
     admitted whole and each finished rollout frees its slot at once. ``max_ready`` bounds the finished groups that were not
     taken: while there are so many, including those whose group reward is awaited, no other group is admitted. ``partial``:
-    an interrupted turn goes on from the tokens that it has, in place of a retry. ``wait_for_weights``: no request is sent before
-    the trainer's first ``weight_update`` (or ``note_weight_version``), because the servers may hold any weights until then.
-    ``failure_budget``: the run stops with an
-    error when so many groups in a row were quarantined with none becoming ready in between.
+    an interrupted turn goes on from the tokens that it has, in place of a retry. ``resume``: with ``Resume.TURNS`` a sample
+    that begins anew gets its finished turns back (docs/restarts.md). ``wait_for_weights``: no request is sent before the
+    trainer's first ``weight_update`` (or ``note_weight_version``), because the servers may hold any weights until then.
+    ``failure_budget``: the run stops with an error when so many groups in a row were quarantined with none becoming ready
+    in between.
 
     Raises:
       SettingsError: a field is out of its range.
@@ -122,6 +139,7 @@ class EngineSettings:
     max_running: int = attrs.field(default=256, validator=whole(1))
     max_ready: int = attrs.field(default=64, validator=whole(1))
     partial: bool = False
+    resume: Resume = attrs.field(default=Resume.SAMPLES, validator=_resume)
     wait_for_weights: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
     deadlines: Deadlines = attrs.field(factory=Deadlines, validator=attrs.validators.instance_of(Deadlines))
     retry: Retry = attrs.field(factory=Retry, validator=attrs.validators.instance_of(Retry))

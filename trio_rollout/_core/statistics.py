@@ -18,8 +18,8 @@ class Counts(dict[Cause, int]):  # ruff: ignore[subclass-builtin]  a mapping tha
 class TokenCounts:
     """Sampled tokens by what became of them; those of evaluations are not counted.
 
-    ``in_flight``: of tries that are under way. ``kept``: of finished samples whose group is not delivered yet. ``wasted``:
-    thrown away, by cause. ``delivered`` and ``filtered`` count whole groups.
+    ``in_flight``: of tries that are under way. ``kept``: of finished samples whose group is not delivered yet, and of recorded
+    turns that the next try gets back. ``wasted``: thrown away, by cause. ``delivered`` and ``filtered`` count whole groups.
     """
 
     in_flight: int

@@ -2,7 +2,7 @@
 
 Invariant: ``in_flight + kept + delivered + filtered + wasted`` is the number of tokens that were sampled here or recovered
 from a ledger. A token is in flight until its try ends, then kept or wasted; kept tokens are delivered, filtered or wasted
-with their group.
+with their group. The tokens of recorded turns are kept while no try of their sample is under way that got them back.
 """
 
 from typing import final
@@ -34,7 +34,7 @@ class Tally:
         self._in_flight += tokens
 
     def keep(self, tokens: int) -> None:
-        """A try finished its sample."""
+        """A try finished its sample, or ended and left so many tokens in recorded turns to the next one."""
         self._in_flight -= tokens
         self._kept += tokens
 
@@ -53,8 +53,13 @@ class Tally:
         self._in_flight -= tokens
         self._wasted[cause] += tokens
 
+    def give_back(self, tokens: int) -> None:
+        """A try got recorded turns of an earlier one, with so many tokens."""
+        self._kept -= tokens
+        self._in_flight += tokens
+
     def drop(self, cause: Cause, tokens: int) -> None:
-        """Kept tokens are thrown away: their sample is too old, or their group was given up."""
+        """Kept tokens are thrown away: they are too old, no request asks for them any more, or their group was given up."""
         self._kept -= tokens
         self._wasted[cause] += tokens
 

@@ -18,6 +18,7 @@ import click
 import trio
 
 from .. import SingleTurn
+from .._core.enums import Resume
 from .._core.sampling import SamplingParams
 from .._core.settings import Deadlines, EngineSettings, Retry
 from .._core.values import Prompt, Trajectory
@@ -131,6 +132,7 @@ def _settings_of(options: RunOptions) -> EngineSettings:
         deadlines=Deadlines(group=options.group_deadline, turn=options.turn_deadline, reward=options.reward_deadline),
         retry=Retry(max_attempts=options.max_attempts),
         failure_budget=options.failure_budget,
+        resume=Resume(options.resume),
     )
 
 

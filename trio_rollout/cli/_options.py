@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import attrs
 import click
 
+from .._core.enums import Resume
 from .._core.sampling import SamplingParams
 from .._core.settings import Deadlines, EngineSettings, Retry
 
@@ -54,6 +55,7 @@ class RunOptions:
     reward_deadline: float
     max_attempts: int
     failure_budget: int
+    resume: str
     grace: float
     out: Path
     progress_every: float
@@ -177,6 +179,13 @@ _OPTIONS = (  # in the order of the help
         "The run fails when this number of groups was quarantined in a row.",
         type=COUNT,
         default=_ENGINE.failure_budget,
+    ),
+    option(
+        "--resume",
+        "What a sample that begins anew does not sample again. samples: nothing, only finished samples are kept. turns: its "
+        "finished turns come back, as long as the --generate function asks for the same.",
+        type=click.Choice([each.value for each in Resume]),
+        default=_ENGINE.resume.value,
     ),
     _seconds(
         "--grace",

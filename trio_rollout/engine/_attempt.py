@@ -6,9 +6,9 @@ its own sample only (docs/decisions/0049-the-grain-is-the-sample.md). The attemp
 input that no server takes, a sample that failed for good, the group's deadline, the drain.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias, final
+from typing import TypeAlias
 
 import attrs
 import trio
@@ -20,10 +20,10 @@ from .._core.samples import SampleCounts, Samples, SampleState, tokens_of
 from .._core.settings import Retry
 from .._core.tally import Tally
 from .._core.values import Failure, Group, GroupId, Prompt, Trajectory
-from .._util.condition import Condition
 from ..errors import FailedElsewhere, GenerateError, RequestRejected
 from ._gate import deadline_after
 from ._ledger import SampleRecorder
+from ._turns import TurnKeeper
 
 UNWANTED = "trio.Cancelled was raised although no scope was cancelled: user code had kept one and raised it again"
 
@@ -89,6 +89,8 @@ class SampleTry:
     scope: trio.CancelScope
     generating: bool = attrs.field(default=True, init=False)
     new_tokens: int = attrs.field(default=0, init=False)
+    tokens_given_back: int = attrs.field(default=0, init=False)
+    """Tokens of recorded turns: an earlier try sampled them."""
     empty_continuations: int = attrs.field(default=0, init=False)
     begun: int | None = attrs.field(default=None, init=False)
     calls: int = attrs.field(default=0, init=False)
@@ -138,6 +140,23 @@ class SampleTry:
         if self.attempt.tries.get(self.index) is not self:  # a call in a nursery of user code that outlived the try
             self.attempt.lose(self.cause or Cause.ERROR, tokens)
 
+    @property
+    def tokens(self) -> int:
+        """The number of its tokens, whichever try sampled them."""
+        return self.new_tokens + self.tokens_given_back
+
+    def take_back(self, tokens: int, version: int) -> None:
+        """Note that it got a recorded turn of so many tokens, the oldest of this weight version."""
+        self.tokens_given_back += tokens
+        self.attempt.tally.give_back(tokens)
+        self.begin(version if self.begun is None else min(self.begun, version))
+
+    @property
+    def is_current(self) -> bool:
+        """True until it ends in any way."""
+        ended = self._claimed or self._end is not None or self.attempt.has_ended
+        return not ended and self.attempt.tries.get(self.index) is self
+
     def begin(self, version: int) -> None:
         """Note the weight version that its first request is sent under."""
         self.begun = version
@@ -174,7 +193,7 @@ class SampleTry:
         """Make this the outcome, unless the try or its attempt was cancelled before; return True if it is."""
         if self._end is None and not self.attempt.has_ended:
             self._claimed = True
-            self.attempt.keep(trajectory, self.new_tokens)
+            self.attempt.keep(trajectory, self.tokens)
         return self._claimed
 
     @property
@@ -224,6 +243,8 @@ class Attempt:
     min_samples: int | None = None
     recorder: SampleRecorder | None = None
     tally: Tally = attrs.field(factory=Tally)
+    turns: TurnKeeper | None = None
+    """The recorded turns of its samples; None if turns are not recorded."""
     tries: dict[int, SampleTry] = attrs.field(factory=dict, init=False)
     begun: int | None = attrs.field(default=None, init=False)
     _end: Unfinished | None = attrs.field(default=None, init=False)
@@ -273,6 +294,8 @@ class Attempt:
         """Keep a finished sample until the group settles; the ledger gets it in the background."""
         self.samples.finish(trajectory.index, trajectory, tokens)
         self.tally.keep(tokens)
+        if self.turns is not None:
+            self.turns.finish(trajectory.index)
         if self.recorder is not None:
             self.recorder.note(SampleKept(id=self.id, attempt=self.number, trajectory=trajectory, tokens=tokens))
 
@@ -308,10 +331,11 @@ class Attempt:
     def _note_failed(self, this: SampleTry) -> None:
         """Note the tokens and the tries of a try that ended without a result. What only lacks a reward is not lost yet."""
         cause = this.cause or self.cause or Cause.DEADLINE
+        lost = this.tokens if self.turns is None else this.tokens - self.turns.end_try(this.index, cause)
         if this.is_unscored:
-            self.tally.lose(cause, this.new_tokens)
+            self.tally.lose(cause, lost)
         else:
-            self.lose(cause, this.new_tokens)
+            self.lose(cause, lost)
         if self.recorder is not None:
             counts = tuple(sample.counts for sample in self.samples)
             self.recorder.note(SamplesTried(id=self.id, samples=counts, wasted=dict(self.samples.wasted)))
@@ -408,6 +432,8 @@ class Attempt:
                 self.samples.stop(index, _counted(counts, verdict))
             else:
                 self.samples.fail(index, failure, counts)
+                if self.turns is not None:
+                    self.turns.forget(index, cause)
 
     def _deadline_passed(self) -> bool:
         return trio.current_time() >= self.scope.deadline
@@ -424,54 +450,6 @@ def _counted(counts: SampleCounts, verdict: Again) -> SampleCounts:
     return attrs.evolve(counts, attempts=verdict.attempts, unpenalized=verdict.unpenalized)
 
 
-@final
-@attrs.define(eq=False, repr=False)
-class RunningAttempts:
-    """The attempts between their start and the end of their settlement; ``changed`` is notified when one leaves."""
-
-    changed: Condition = attrs.field(factory=Condition)
-    _attempts: dict[Attempt, None] = attrs.field(factory=dict, init=False)
-
-    def __len__(self) -> int:
-        return len(self._attempts)
-
-    def __iter__(self) -> Iterator[Attempt]:
-        return iter(self._attempts)
-
-    @contextmanager
-    def holding(self, attempt: Attempt) -> Generator[None]:
-        """Count this attempt as running for the block."""
-        self._attempts[attempt] = None
-        try:
-            yield
-        finally:
-            del self._attempts[attempt]
-            self.changed.notify()
-
-    async def until_none(self) -> None:
-        """Wait until no attempt is running. Cancelled, nothing has changed."""
-        await self.changed.wait_until(lambda: not self._attempts)
-
-    def cancel_all(self, cause: Cause, why: str) -> None:
-        """Cancel every attempt that has no outcome yet."""
-        for attempt in list(self._attempts):
-            attempt.cancel(cause, why)
-
-    def tries(self) -> Sequence[SampleTry]:
-        """Return the tries under way."""
-        return [this for attempt in self._attempts for this in attempt.tries.values()]
-
-    def cancel_sampling(self, cause: Cause, why: str) -> Sequence[SampleTry]:
-        """Cancel and return the tries that still sample and have sent a request.
-
-        A try that is only being scored has all its tokens; one that has sent nothing yet waits at the gate.
-        """
-        sampling = [this for this in self.tries() if this.generating and this.begun is not None]
-        for this in sampling:
-            this.cancel(cause, why)
-        return sampling
-
-
 def new_attempt(
     prompt: Prompt,
     number: int,
@@ -481,9 +459,10 @@ def new_attempt(
     min_samples: int | None = None,
     recorder: SampleRecorder | None = None,
     tally: Tally | None = None,
+    turns: TurnKeeper | None = None,
 ) -> Attempt:
     """Return an attempt that may take so many seconds from now; None, zero or less: any time."""
     scope = trio.CancelScope(deadline=deadline_after(seconds))
-    attempt = Attempt(prompt.group_id, number, prompt, samples, scope, min_samples, recorder, tally or Tally())
+    attempt = Attempt(prompt.group_id, number, prompt, samples, scope, min_samples, recorder, tally or Tally(), turns)
     attempt.note_oldest()
     return attempt

@@ -8,7 +8,7 @@ See docs/decisions/0048-a-finished-sample-is-a-row.md.
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import NoReturn, final
+from typing import NoReturn, TypeAlias, final
 
 import attrs
 import trio
@@ -24,6 +24,8 @@ from .._core.ledger_events import (
     SampleKept,
     SamplesDropped,
     SamplesTried,
+    TurnRecorded,
+    TurnsDropped,
 )
 from .._core.values import GroupId, Prompt, QuarantineReport
 from .._util.condition import Condition
@@ -33,6 +35,10 @@ from ..errors import DataRefused, LedgerError
 from ._wakeups import WakeUps
 
 _LOGGER = logging.getLogger("trio_rollout")
+
+SampleEvent: TypeAlias = SampleKept | SamplesDropped | SamplesTried | TurnRecorded | TurnsDropped
+"""An event that is written in the background."""
+
 _LINGER_S = 0.2
 """How long a finished sample waits for others before it is written. A group of fast siblings settles in that time, and then
 its samples are not written twice; a process that is killed samples at most what was finished so shortly before again."""
@@ -190,21 +196,25 @@ def _without_data(prompt: Prompt) -> Prompt:
 @final
 @attrs.define(eq=False, repr=False)
 class SampleRecorder:
-    """Writes finished samples to the ledger in the background; without a ledger it does nothing.
+    """Writes finished samples, and turns of unfinished ones, to the ledger in the background; without one it does nothing.
 
     ``note`` never waits. What is pending is bounded by the samples of groups that have not settled.
     """
 
     _ledger: LedgerWriter
-    _pending: dict[GroupId, list[SampleKept | SamplesDropped | SamplesTried]] = attrs.field(factory=dict, init=False)
+    _pending: dict[GroupId, list[SampleEvent]] = attrs.field(factory=dict, init=False)
     _changed: Condition = attrs.field(factory=Condition, init=False)
     _writing: trio.Lock = attrs.field(factory=trio.Lock, init=False)
     """Held while samples are written: a flush returns only when what was taken before it is on disk, too."""
 
-    def note(self, event: SampleKept | SamplesDropped | SamplesTried) -> None:
-        """Have this written soon."""
+    def note(self, event: SampleEvent) -> None:
+        """Have this written soon. Turns of a sample that is finished by now are not written."""
         if self._ledger.keeps_groups:
-            self._pending.setdefault(event.id, []).append(event)
+            pending = self._pending.setdefault(event.id, [])
+            if isinstance(event, SampleKept):
+                index = event.trajectory.index
+                pending[:] = [one for one in pending if not (isinstance(one, TurnRecorded) and one.index == index)]
+            pending.append(event)
             self._changed.notify()
 
     def forget_tries(self, group: GroupId) -> None:

@@ -150,6 +150,7 @@ class Pool:
             min_samples=state.context.settings.min_samples,
             recorder=state.recorder,
             tally=state.tally,
+            turns=state.turns_of(entry),
         )
         lease = state.slots.claim(len(entry.samples.missing()))
         state.context.instruments.emit(GroupStarted(id=entry.id, attempt=entry.attempt))
@@ -246,6 +247,8 @@ class Pool:
             attempts=max(sample.counts.tries for sample in entry.samples),
             error=outcome.failure,
         )
+        if (turns := self.state.turns_of(entry)) is not None:
+            turns.forget_all(outcome.cause)
         await self.state.recorder.flush()
         await self.state.ledger.write(Quarantined(report=report, unscored=tuple(unscored), wasted=entry.samples.wasted))
         self._quarantine(entry, report)

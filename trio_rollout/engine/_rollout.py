@@ -17,6 +17,7 @@ from ..errors import ContextFull, GenerateError
 from ._attempt import SampleTry
 from ._context import RolloutContext
 from ._gate import Clock, ignore_progress
+from ._replay import Replay
 from ._turn import sample_turn
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class RolloutHandle:
     """Idle timer, reset by every token; None if ``no_progress`` is not set."""
     opened_tools: "RolloutTools | None" = attrs.field(default=None, init=False)
     """The rollout's tools, once it has asked for them: most rollouts run no command, and pay for none."""
+    replay: Replay | None = attrs.field(default=None, init=False)
+    """The recorded turns of the sample; None if turns are not recorded."""
     _turns: int = attrs.field(default=0, init=False)
     is_over: bool = attrs.field(default=False, init=False)
     """The generate function has returned: through a handle that was kept nothing can be started, as nothing would end it."""
@@ -69,6 +72,11 @@ class RolloutHandle:
     def note_tokens(self, count: int) -> None:
         """Count tokens that were sampled past ``generate``; see ``trio_rollout.abc.Rollout.note_tokens``."""
         self.this_try.note_tokens(count)
+
+    @property
+    def replaying(self) -> bool:
+        """True while there are recorded turns that ``generate`` has not given back."""
+        return self.replay is not None and self.replay.is_replaying
 
     @property
     def tools(self) -> "RolloutTools":
@@ -106,14 +114,28 @@ class RolloutHandle:
             try. An interrupted turn raises nothing: the try is cancelled.
         """
         self._refuse_if_over("generate")
+        chosen = self._sampling(sampling)
+        fields = {**self._prompt.extra, **extra} if extra else self._prompt.extra
+        if self.replay is None:
+            turn = await self._sampled(input_ids, chosen, fields, on_tokens)
+        else:
+            turn = await self.replay.turn(self._sampled, input_ids, chosen, fields, on_tokens)
+            if self.progress is not None:
+                self.progress.reset()
+        self._turns += 1
+        return turn
+
+    async def _sampled(
+        self, input_ids: ModelInput, sampling: SamplingParams, extra: Mapping[str, object], on_tokens: OnTokens | None
+    ) -> Turn:
         try:
             turn = await sample_turn(
                 self.this_try,
                 self._context,
                 input_ids,
-                self._sampling(sampling),
+                sampling,
                 affinity=f"{self.this_try.id}#{self.attempt}.{self.index}",
-                extra={**self._prompt.extra, **extra} if extra else self._prompt.extra,
+                extra=extra,
                 progress=self.progress,
                 on_tokens=on_tokens,
             )
@@ -121,7 +143,6 @@ class RolloutHandle:
             if not self._turns:
                 raise  # the prompt itself: bad input
             return no_room(input_ids, self.weight_version)  # the policy's own doing, and worth training on
-        self._turns += 1
         self._tell_of(turn)
         return turn
 

@@ -18,6 +18,7 @@ from ..errors import GenerateError
 from ._attempt import Attempt, SampleTry
 from ._context import RolloutContext, fresh_copy
 from ._gate import limit_of
+from ._replay import replay_of
 from ._rollout import RolloutHandle
 from ._scoring import reward_of
 from ._slots import SlotLease
@@ -98,6 +99,8 @@ async def _scored_rollout(this: SampleTry, context: RolloutContext) -> None:
 async def _generated(this: SampleTry, context: RolloutContext) -> Trajectory:
     prompt = fresh_copy(this.attempt.prompt)
     rollout = RolloutHandle(this, context, prompt)
+    if this.attempt.turns is not None:
+        rollout.replay = replay_of(this, context, this.attempt.turns)
     try:
         if limit_of(context.settings.deadlines.no_progress) == limit_of(None):
             made: object = await context.generate(prompt, rollout)

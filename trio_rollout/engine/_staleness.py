@@ -8,8 +8,8 @@ import attrs
 from .._core.admission import Flow, is_due, is_too_old, pace_room, paces
 from .._core.book import Entry
 from .._core.settings import Discard, Staleness
-from ._attempt import RunningAttempts
 from ._gate import Gate
+from ._running import RunningAttempts
 
 
 @final

@@ -14,6 +14,7 @@ import attrs
 from .._core.admission import Load
 from .._core.batching import Supply
 from .._core.book import Book, Entry
+from .._core.enums import Resume
 from .._core.failures import FailureBudget
 from .._core.ledger_events import Recovered
 from .._core.lifecycle import State
@@ -24,12 +25,13 @@ from .._core.values import Group
 from .._util.condition import Condition
 from ..abc import Ledger, Source
 from ..errors import EngineClosed
-from ._attempt import RunningAttempts
 from ._context import RolloutContext
 from ._ledger import EngineFailure, LedgerWriter, SampleRecorder
 from ._ready import ReadyBuffer
+from ._running import RunningAttempts
 from ._slots import Slots
 from ._staleness import StalenessPolicy
+from ._turns import TurnKeeper
 from ._wakeups import WakeUps
 
 _AHEAD = 4
@@ -98,10 +100,17 @@ class EngineState:
                     self.context.settings.retry.max_attempts,
                     unscored=item.unscored,
                     wasted=item.wasted,
+                    turns=item.turns if self.context.settings.resume is Resume.TURNS else None,
                 ),
             )
             self.queue.append(self.book.enter(entry))
             self.tally.recover(entry.samples)
+
+    def turns_of(self, entry: Entry) -> TurnKeeper | None:
+        """Return the keeper of a group's recorded turns; None if turns are not recorded."""
+        if self.context.settings.resume is not Resume.TURNS:
+            return None
+        return TurnKeeper(entry.id, entry.samples, self.recorder, self.tally)
 
     def go_on_to(self, phase: Phase) -> None:
         """Enter a later phase; from that phase or a later one nothing changes."""

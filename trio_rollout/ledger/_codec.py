@@ -1,4 +1,4 @@
-"""Values of the engine as msgpack, and back: prompts, groups, failures, user data.
+"""Values of the engine as msgpack, and back: prompts, groups, recorded turns, failures, user data.
 
 Arrays are stored as their bytes, 4 a token. Every value comes back equal to itself (tuples in user data: as lists).
 
@@ -7,6 +7,7 @@ any size, lone surrogates (models produce them), numpy numbers (as Python number
 refused with the path to it (docs/decisions/0008-what-the-ledger-is-made-of.md).
 """
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import starmap
 from typing import Any
@@ -18,8 +19,11 @@ import numpy.typing as npt
 from .._core.enums import Cause, Status, Stop
 from .._core.samples import SampleCounts
 from .._core.sampling import SamplingParams
-from .._core.values import Failure, Group, GroupId, MissingSample, Prompt, Segment, Trajectory, VersionSpan
-from ..errors import DataRefused
+from .._core.turn_log import RecordedTurn
+from .._core.values import Failure, Group, GroupId, MissingSample, Prompt, Segment, Trajectory, Turn, VersionSpan
+from ..errors import DataRefused, LedgerError
+
+_CRC = 4  # bytes of a checksum
 
 
 def encode_prompt(prompt: Prompt) -> bytes:
@@ -76,6 +80,29 @@ def encode_sample(gid: GroupId, trajectory: Trajectory) -> bytes:
 def decode_sample(data: bytes | memoryview, prompt: Prompt) -> Trajectory:
     """Decode the result of ``encode_sample``; ``prompt`` is the group's. The arrays are read-only."""
     return _trajectory_from(unpacked(data), prompt)
+
+
+def encode_turn(gid: GroupId, index: int, record: RecordedTurn) -> bytes:
+    """Encode a recorded turn of this sample, behind a checksum.
+
+    Raises:
+      DataRefused: names the group, the sample and the part that can't be stored.
+    """
+    what = f"turn {record.number} of sample {index} of group {gid}"
+    data = _encoded(what, _turn, record, group=gid)
+    return zlib.crc32(data).to_bytes(_CRC, "little") + data
+
+
+def decode_turn(data: bytes | memoryview) -> RecordedTurn:
+    """Decode the result of ``encode_turn``. The arrays are read-only.
+
+    Raises:
+      LedgerError: the bytes are not those that were encoded.
+    """
+    body = memoryview(data)[_CRC:]
+    if not body or zlib.crc32(body) != int.from_bytes(data[:_CRC], "little"):
+        raise LedgerError("a recorded turn is damaged: it fails its checksum")
+    return _turn_from(unpacked(body))
 
 
 def encode_counts(counts: Sequence[SampleCounts]) -> bytes | None:
@@ -192,6 +219,10 @@ def _failure_from(stored: dict[str, Any]) -> Failure:
     return Failure(cause=cause, group=None if group is None else GroupId(*group), **stored)
 
 
+def _arrays(extras: Mapping[str, npt.NDArray[Any]]) -> dict[str, object]:
+    return {name: _named(f"extras[{name!r}]", array, np.asarray(value)) for name, value in extras.items()}
+
+
 def _segment(segment: Segment) -> dict[str, object]:
     return {
         "tokens": _raw(segment.tokens, "<i4"),
@@ -200,9 +231,7 @@ def _segment(segment: Segment) -> dict[str, object]:
         "log_probs": _raw(segment.log_probs, "<f4"),
         "versions": [list(span) for span in segment.versions],
         "text": text(segment.text),
-        "extras": {
-            name: _named(f"extras[{name!r}]", array, np.asarray(value)) for name, value in segment.extras.items()
-        },
+        "extras": _arrays(segment.extras),
     }
 
 
@@ -243,6 +272,42 @@ def _trajectory_from(stored: dict[str, Any], prompt: Prompt) -> Trajectory:
         error=None if error is None else _failure_from(error),
         **stored,
     )
+
+
+def _turn(record: RecordedTurn) -> dict[str, object]:
+    turn = record.turn
+    return {
+        "number": record.number,
+        "request": record.request,
+        "beside": record.beside,
+        "rid": text(turn.rid),
+        "prompt_ids": _raw(turn.prompt_ids, "<i4"),
+        "output_ids": _raw(turn.output_ids, "<i4"),
+        "log_probs": _raw(turn.log_probs, "<f4"),
+        "text": text(turn.text),
+        "stop": turn.stop.value,
+        "weight_version": turn.weight_version,
+        "versions": [list(span) for span in turn.versions],
+        "cached_tokens": turn.cached_tokens,
+        "queue_s": turn.queue_s,
+        "latency_s": turn.latency_s,
+        "meta_info": _named("meta_info", plain, turn.meta_info),
+        "extras": _arrays(turn.extras),
+    }
+
+
+def _turn_from(stored: dict[str, Any]) -> RecordedTurn:
+    number, request, beside = (stored.pop(name) for name in ("number", "request", "beside"))
+    turn = Turn(
+        prompt_ids=np.frombuffer(stored.pop("prompt_ids"), "<i4"),
+        output_ids=np.frombuffer(stored.pop("output_ids"), "<i4"),
+        log_probs=np.frombuffer(stored.pop("log_probs"), "<f4"),
+        stop=Stop(stored.pop("stop")),
+        versions=tuple(starmap(VersionSpan, stored.pop("versions"))),
+        extras={name: array_from(value) for name, value in stored.pop("extras").items()},
+        **stored,
+    )
+    return RecordedTurn(number=number, request=request, beside=beside, turn=turn)
 
 
 def _group(group: Group) -> dict[str, object]:

@@ -8,6 +8,7 @@ import apsw
 
 from .._core.enums import Cause
 from .._core.ledger_events import Recovered, Unfinished
+from .._core.turn_log import RecordedTurn
 from .._core.values import Group, GroupId, QuarantineReport
 from . import _schema
 from ._codec import (
@@ -16,11 +17,12 @@ from ._codec import (
     decode_group,
     decode_prompt,
     decode_sample,
+    decode_turn,
     decode_wasted,
     unpacked,
 )
 from ._location import Location, location_of
-from ._samples import find_samples
+from ._samples import find_samples, find_turns
 
 Read = Callable[[Location], bytes]
 
@@ -68,6 +70,9 @@ def _unfinished(db: apsw.Connection, read: Read) -> Iterator[Unfinished]:
     for seq, attempt, attempts, free, counts, wasted, *columns in rows:
         prompt = decode_prompt(read_body(read, columns))
         found = [(scored, decode_sample(read(location), prompt)) for scored, location in find_samples(db, seq)]
+        turns: dict[int, list[RecordedTurn]] = {}
+        for index, location in find_turns(db, seq):
+            turns.setdefault(index, []).append(decode_turn(read(location)))
         yield Unfinished(
             prompt=prompt,
             attempt=attempt,
@@ -77,6 +82,7 @@ def _unfinished(db: apsw.Connection, read: Read) -> Iterator[Unfinished]:
             kept=tuple(row for scored, row in found if scored),
             unscored=tuple(row for scored, row in found if not scored),
             wasted=decode_wasted(wasted),
+            turns={index: tuple(recorded) for index, recorded in turns.items()},
         )
 
 

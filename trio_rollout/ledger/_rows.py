@@ -2,8 +2,8 @@
 
 ``EventApplier`` applies an event to the rows; it refuses an event that contradicts its row before it changes anything. Only
 the current attempt may settle: a result must have a higher attempt number than the last one written, a stale group exactly
-the number it finished under, and an ack the step of the delivery. A sample is never refused: it is finished, whichever
-attempt it is of, and it is ignored only once its group has settled.
+the number it finished under, and an ack the step of the delivery. A sample or a turn is never refused: it is finished,
+whichever attempt it is of, and it is ignored only once its group has settled.
 """
 
 import json
@@ -29,6 +29,8 @@ from .._core.ledger_events import (
     SampleKept,
     SamplesDropped,
     SamplesTried,
+    TurnRecorded,
+    TurnsDropped,
     VersionChanged,
 )
 from .._core.samples import tokens_of
@@ -37,7 +39,7 @@ from ..errors import LedgerError
 from . import _schema
 from ._codec import decode_wasted, encode_counts, encode_wasted, prompt_of_group
 from ._location import Inline, InSegment, Location, segment_columns
-from ._samples import SampleRow, SampleRows
+from ._samples import BodyRow, BodyTable, SampleRows
 from ._transaction import EncodedEvent
 
 _SELECT = "SELECT seq, state, attempt, step, segment, start, length, crc FROM groups WHERE"
@@ -82,7 +84,7 @@ class Rows:
     segment_changes: list[tuple[int, int]] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.samples = SampleRows(self.db, self.segment_changes)
+        self.samples = SampleRows(*(BodyTable(name, self.db, self.segment_changes) for name in ("samples", "turns")))
         row = self.db.execute("SELECT max(max(place), max(seq)) FROM groups").fetchone()
         self._next = (row[0] if row and isinstance(row[0], int) else 0) + 1
 
@@ -191,22 +193,23 @@ class Rows:
             for cause, lost in decode_wasted(wasted).items():
                 _schema.add(self.db, f"wasted_{cause.value}", lost)
 
-    def in_segment(self, segment: int, *, limit: int) -> list[tuple[Row | SampleRow, InSegment]]:
+    def in_segment(self, segment: int, *, limit: int) -> list[tuple[Row | BodyRow, InSegment]]:
         """Return rows whose bodies are in a segment, up to ``limit`` bytes, and at least one if there is any."""
-        found: list[tuple[Row | SampleRow, InSegment]] = []
+        found: list[tuple[Row | BodyRow, InSegment]] = []
         size = 0
-        groups: Iterator[Row | SampleRow] = map(_row, self.db.execute(_IN_SEGMENT, (segment,)))
-        for row in chain(groups, self.samples.in_segment(segment)):
+        groups: Iterator[Row | BodyRow] = map(_row, self.db.execute(_IN_SEGMENT, (segment,)))
+        tables = (self.samples.samples, self.samples.turns)
+        for row in chain(groups, *(table.in_segment(segment) for table in tables)):
             if row.location is None or (found and size + row.location.length > limit):
                 break
             found.append((row, row.location))
             size += row.location.length
         return found
 
-    def move(self, row: Row | SampleRow, to: InSegment) -> None:
+    def move(self, row: Row | BodyRow, to: InSegment) -> None:
         """Name another location of the row's body."""
-        if isinstance(row, SampleRow):
-            self.samples.move(row, to)
+        if isinstance(row, BodyRow):
+            row.table.move(row, to)
         else:
             self.set_body(row, to)
 
@@ -250,7 +253,7 @@ class EventApplier:
                 self._pulled(event, locations, item.note)
             case Requeued():
                 self._requeued(event, item.note)
-            case SampleKept() | SamplesDropped() | SamplesTried():
+            case SampleKept() | SamplesDropped() | SamplesTried() | TurnRecorded() | TurnsDropped():
                 self._samples(event, locations)
             case Ready():
                 self._ready(event, next(iter(locations)), item.note)
@@ -281,19 +284,29 @@ class EventApplier:
             raise LedgerError(f"{what} of group {gid} refused: attempt {attempt} is over, the last was {row.attempt}")
         return row
 
-    def _samples(self, event: SampleKept | SamplesDropped | SamplesTried, locations: Iterable[Location]) -> None:
-        """Keep, drop or count samples of a waiting group. Once the group has settled its samples do not count any more."""
+    def _samples(
+        self,
+        event: SampleKept | SamplesDropped | SamplesTried | TurnRecorded | TurnsDropped,
+        locations: Iterable[Location],
+    ) -> None:
+        """Keep, drop or count samples or turns of a waiting group. Once the group has settled they do not count any more."""
         row = self.rows.find(event.id)
         if row is None or row.state != "waiting":
             return
-        if isinstance(event, SamplesDropped):
-            self.rows.samples.drop(row.seq, event.indices)
-            return
-        if isinstance(event, SamplesTried):
-            self.rows.update(row, counts=encode_counts(event.samples), wasted=encode_wasted(event.wasted))
-            return
-        (location,) = locations
-        self.rows.samples.put(row.seq, event.trajectory.index, event.attempt, location, tokens=event.tokens)
+        samples = self.rows.samples
+        match event:
+            case SampleKept(attempt=attempt, trajectory=trajectory, tokens=tokens):
+                (location,) = locations
+                samples.put(row.seq, trajectory.index, attempt, location, tokens=tokens)
+            case SamplesDropped(indices=indices):
+                samples.drop(row.seq, indices)
+            case SamplesTried(samples=counts, wasted=wasted):
+                self.rows.update(row, counts=encode_counts(counts), wasted=encode_wasted(wasted))
+            case TurnRecorded(index=index, record=record):
+                (location,) = locations
+                samples.put_turn(row.seq, index, record.number, location)
+            case TurnsDropped(index=index, numbers=numbers):
+                samples.drop_turns(row.seq, index, numbers)
 
     def _requeued(self, event: Requeued, error: bytes | None) -> None:
         what = f"requeue ({event.cause.value})"
@@ -368,6 +381,7 @@ class EventApplier:
         report = event.report
         row = self.rows.require(report.id, "quarantine", "waiting")
         self.rows.quarantine(row, report, error, wasted=encode_wasted(event.wasted))
+        self.rows.samples.drop_all_turns(row.seq)
         for trajectory, location in zip(event.unscored, unscored, strict=True):
             tokens = tokens_of(trajectory)
             self.rows.samples.put(row.seq, trajectory.index, row.attempt, location, tokens=tokens, scored=False)

@@ -9,7 +9,7 @@ import apsw
 from .._core.ledger_events import RunIdentity
 from ..errors import LedgerError
 
-FORMAT = 3
+FORMAT = 4
 """Increased whenever an older version of the package could misread the files of a newer one."""
 
 _FORMAT_1 = """
@@ -84,7 +84,24 @@ ALTER TABLE groups ADD COLUMN rescored INTEGER NOT NULL DEFAULT 0;  -- the last 
 ALTER TABLE samples ADD COLUMN {_TOKENS};
 CREATE TABLE {_ENDED};
 """
-_MIGRATIONS = (_FORMAT_1, _FORMAT_2, _FORMAT_3)
+_FORMAT_4 = """
+CREATE TABLE turns(
+  id INTEGER PRIMARY KEY,
+  seq INTEGER NOT NULL,           -- the group, which waits
+  idx INTEGER NOT NULL,           -- the sample, which is not finished
+  number INTEGER NOT NULL,
+  segment INTEGER,                -- the body (a recorded turn), if it lies in a segment
+  start INTEGER,
+  length INTEGER,
+  crc INTEGER,
+  body BLOB,                      -- the body, if it does not
+  UNIQUE(seq, idx, number)
+);
+CREATE INDEX turns_by_segment ON turns(segment) WHERE segment IS NOT NULL;
+"""
+_NEWEST_READ = 3
+"""The newest format with tables that readers ask for: no reader asks for turns."""
+_MIGRATIONS = (_FORMAT_1, _FORMAT_2, _FORMAT_3, _FORMAT_4)
 """The statements that lead from each format to the next. A new ledger goes through all of them."""
 
 
@@ -115,7 +132,8 @@ def segments(db: apsw.Connection) -> dict[int, tuple[int, int]]:
     query = (
         "SELECT segment, max(start + length), sum(length) FROM ("
         "SELECT segment, start, length FROM groups WHERE segment IS NOT NULL UNION ALL "
-        "SELECT segment, start, length FROM samples WHERE segment IS NOT NULL) GROUP BY segment"
+        "SELECT segment, start, length FROM samples WHERE segment IS NOT NULL UNION ALL "
+        "SELECT segment, start, length FROM turns WHERE segment IS NOT NULL) GROUP BY segment"
     )
     return {number: (end, live) for number, end, live in db.execute(query)}
 
@@ -154,7 +172,7 @@ def prepare_reader(db: apsw.Connection, where: str) -> None:
     A run that brings the ledger up to date meanwhile shows what is new in it to the next reader only.
     """
     found = check_format(db, where)
-    if found == FORMAT:
+    if found >= _NEWEST_READ:
         return
     db.execute(f"PRAGMA temp_store = MEMORY; CREATE TEMP TABLE {_ENDED}")
     # Of two columns with one name the first counts: after the ledger was brought up to date, its own.

@@ -23,7 +23,7 @@ from ._disk import Disk
 from ._location import Inline, InSegment, Location
 from ._recover import recovered
 from ._rows import EventApplier, Row, Rows
-from ._samples import SampleRow
+from ._samples import BodyRow
 from ._segments import Segments
 from ._transaction import EncodedEvent, Transaction
 
@@ -202,7 +202,7 @@ class Store:
             _schema.shrink(self._rows.db)
             self._free_bytes = _schema.free_bytes(self._rows.db)
 
-    def _move(self, page: Sequence[tuple[Row | SampleRow, InSegment]]) -> None:
+    def _move(self, page: Sequence[tuple[Row | BodyRow, InSegment]]) -> None:
         bodies = [self._segments.read(location) for _, location in page]
         locations = self._segments.append(bodies)
         with self._rows.db:

@@ -8,9 +8,18 @@ from typing import TypeAlias
 
 import attrs
 
-from .._core.ledger_events import LedgerEvent, Pulled, Quarantined, Ready, Requeued, Rescored, SampleKept
+from .._core.ledger_events import (
+    LedgerEvent,
+    Pulled,
+    Quarantined,
+    Ready,
+    Requeued,
+    Rescored,
+    SampleKept,
+    TurnRecorded,
+)
 from .._core.values import Failure, Group
-from ._codec import encode_data, encode_failure, encode_group, encode_prompt, encode_sample
+from ._codec import encode_data, encode_failure, encode_group, encode_prompt, encode_sample, encode_turn
 
 
 @attrs.frozen(kw_only=True)
@@ -19,7 +28,7 @@ class EncodedEvent:
 
     event: LedgerEvent
     bodies: tuple[bytes, ...] = ()
-    """The event's prompts, its samples, or its group."""
+    """The event's prompts, its samples, its turn, or its group."""
     note: bytes | None = None
     """The source's state, the rewards or the error."""
 
@@ -43,20 +52,23 @@ def size_of(transaction: Transaction) -> int:
 
 
 def _encoded(event: LedgerEvent) -> EncodedEvent:
+    bodies: tuple[bytes, ...] = ()
+    note: bytes | None = None
     match event:
         case Pulled():
-            state = encode_data("the source's state", event.source_state)
-            return EncodedEvent(event=event, bodies=tuple(map(encode_prompt, event.prompts)), note=state)
+            note = encode_data("the source's state", event.source_state)
+            bodies = tuple(map(encode_prompt, event.prompts))
         case Ready():
-            return EncodedEvent(event=event, bodies=(encode_group(event.group),), note=_rewards(event.group))
+            bodies, note = (encode_group(event.group),), _rewards(event.group)
         case SampleKept():
-            return EncodedEvent(event=event, bodies=(encode_sample(event.id, event.trajectory),))
+            bodies = (encode_sample(event.id, event.trajectory),)
+        case TurnRecorded():
+            bodies = (encode_turn(event.id, event.index, event.record),)
         case Requeued():
-            return EncodedEvent(event=event, note=_error(event.error))
+            note = _error(event.error)
         case Quarantined() | Rescored():
             return _set_aside(event)
-        case _:
-            return EncodedEvent(event=event)
+    return EncodedEvent(event=event, bodies=bodies, note=note)
 
 
 def _set_aside(event: Quarantined | Rescored) -> EncodedEvent:

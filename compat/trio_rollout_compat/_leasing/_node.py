@@ -22,6 +22,7 @@ from trio_rollout import (
     Failure,
     Group,
     Prompt,
+    Resume,
     RolloutEngine,
     SamplingParams,
     Segment,
@@ -46,7 +47,7 @@ from trio_rollout.abc import (
     SampleRetried,
     Session,
 )
-from trio_rollout.errors import RequestRejected, RewardError
+from trio_rollout.errors import RequestRejected, RewardError, SettingsError
 from trio_rollout.lowlevel import Condition, cause_of, ends_the_process, failure_of, open_service_nursery
 
 from .._host_servers import HostServers
@@ -115,6 +116,11 @@ class LentRollout:
     def note_tokens(self, count: int) -> None:
         """See ``Rollout.note_tokens``."""
         self._rollout.note_tokens(count)
+
+    @property
+    def replaying(self) -> bool:
+        """See ``Rollout.replaying``."""
+        return self._rollout.replaying
 
     @property
     def input(self) -> ModelInput:
@@ -339,7 +345,15 @@ def _is_rejection(error: BaseException) -> bool:
 
 
 def node_settings(settings: EngineSettings) -> EngineSettings:
-    """Return the settings of a node's engine: its groups are single samples. Groups, their time and staleness are the service's."""
+    """Return the settings of a node's engine: its groups are single samples. Groups, their time and staleness are the service's.
+
+    Raises:
+      SettingsError: turns are to be recorded. A node has no ledger, and can't tell which turns are too old.
+    """
+    if settings.resume is not Resume.SAMPLES:
+        raise SettingsError(
+            f"EngineSettings.resume: got {settings.resume}, allowed on nodes: {Resume.SAMPLES}, because a node has no ledger"
+        )
     return attrs.evolve(
         settings,
         samples_per_prompt=1,

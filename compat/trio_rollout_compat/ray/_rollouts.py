@@ -18,7 +18,7 @@ from trio_rollout import EngineSettings, EngineStatistics, GroupId, QuarantineRe
 from trio_rollout.abc import GroupFilter, Source
 from trio_rollout.errors import EngineClosed, RolloutError
 
-from .._leasing._node import OpenParts
+from .._leasing._node import OpenParts, node_settings
 from .._leasing._service import Head
 from ._actors import NodeActor, ServiceActor, ServiceRestarted
 
@@ -225,9 +225,9 @@ def open_ray_rollouts(
     Entering blocks until every node is ready. Leaving drains: at most ``Deadlines.drain`` for the service, then for the nodes.
 
     Raises:
-      RayError: an actor could not be started; the cause says why.
+      SettingsError, RayError: ``settings`` want turns recorded; an actor could not be started, the cause says why.
     """
-    settings = settings or EngineSettings()
+    node_settings(settings := settings or EngineSettings())
     spread = {"max_restarts": -1, "scheduling_strategy": "SPREAD", "num_cpus": 1, **(node_options or {})}
     calls = 2 * settings.max_running + settings.max_ready + 100
     make_node = ray.remote(NodeActor).options(**{"max_concurrency": calls, **spread})

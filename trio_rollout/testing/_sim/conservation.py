@@ -1,7 +1,7 @@
 """Conservation of groups, slots, samples and tokens in one engine, to be checked between any two steps of a run (P1, P11).
 
 The counts of an engine add up by construction: each change moves a token from one to another. So the tokens are counted
-here a second time, where they are: in the tries under way and in the finished samples.
+here a second time, where they are: in the tries under way, in the finished samples and in the recorded turns.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from typing import NoReturn, final
 import attrs
 
 from ..._core.book import Entry
-from ..._core.enums import Cause
+from ..._core.enums import Cause, Resume
 from ..._core.lifecycle import State
 from ..._core.samples import SampleState
 from ..._core.values import GroupId
@@ -58,13 +58,13 @@ class Conservation:
         state = self._engine._state  # not statistics(): that counts connections too
         if state.book.pulled != sum(state.book.counts.values()) or not 0 <= state.slots.in_use <= state.slots.total:
             self._fail("a group is in no state or in two, or slots are lost")
-        kept = 0
+        kept, turns = 0, state.context.settings.resume is Resume.TURNS
         for entry in state.book.entries(State.WAITING, State.RUNNING, State.READY):
             samples = tuple([sample.state for sample in entry.samples])
             seen = self._seen.get(entry.id)
             if seen is None or seen.samples != samples or seen.state is not entry.state:
                 seen = self._look(entry, samples, seen)
-            kept += seen.kept
+            kept += seen.kept + (_left_turns(entry) if turns else 0)
         self._check_tokens(kept, self._tokens_of_tries())
 
     def _look(self, entry: Entry, samples: tuple[SampleState, ...], before: _Seen | None) -> _Seen:
@@ -92,7 +92,7 @@ class Conservation:
         for attempt in state.running:
             for index, this in attempt.tries.items():
                 tries += 1
-                tokens += this.new_tokens
+                tokens += this.tokens
                 if attempt.samples[index].state is not SampleState.RUNNING:
                     self._fail(f"group {attempt.id}: a try at sample {index}, {attempt.samples[index].state.value}")
         if len(state.running) > state.book.count(State.RUNNING):
@@ -111,3 +111,8 @@ class Conservation:
 
     def _fail(self, why: str) -> NoReturn:
         raise AssertionError(f"{why}: {self._engine.statistics()}")
+
+
+def _left_turns(entry: Entry) -> int:
+    """Return the number of tokens in recorded turns that no try under way was given back."""
+    return sum(sample.turns.tokens_left for sample in entry.samples if sample.turns is not None)
