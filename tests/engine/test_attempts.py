@@ -1,5 +1,7 @@
 """Attempts: one outcome each, a cause that is right, and a clean start for the next."""
 
+from contextlib import contextmanager
+
 import attrs
 import pytest
 import trio
@@ -68,22 +70,32 @@ def trajectory(index):
     return Trajectory(prompt=prompts(1)[0], index=index, segments=[segment])
 
 
+@contextmanager
+def trying(it, index, seconds):
+    """A try at this sample for the block."""
+    this = it.begin_try(index, seconds)
+    try:
+        yield this
+    finally:
+        it.end_try(this)
+
+
 async def test_the_first_outcome_of_a_try_wins_both_ways():
     it = attempt()
-    with it.trying(0, None) as this:
+    with trying(it, 0, None) as this:
         assert this.claim(trajectory(0))
         assert not this.cancel(Cause.WEIGHT_UPDATE, "late")
-        assert this.failed is None
-    with it.trying(1, None) as this:
+        assert this.is_kept
+    with trying(it, 1, None) as this:
         assert this.cancel(Cause.WEIGHT_UPDATE, "window")
         assert not this.claim(trajectory(1))
-        assert this.failed.cause is Cause.WEIGHT_UPDATE
+        assert this.failed().cause is Cause.WEIGHT_UPDATE
     assert [row.index for row in it.samples.kept()] == [0]
 
 
 async def test_a_result_after_the_end_of_the_attempt_is_thrown_away():
     it = attempt()
-    with it.trying(0, None) as this:
+    with trying(it, 0, None) as this:
         it.cancel(Cause.SHUTDOWN, "drain")
         assert not this.claim(trajectory(0))
     assert it.samples.kept() == ()
@@ -91,25 +103,25 @@ async def test_a_result_after_the_end_of_the_attempt_is_thrown_away():
 
 async def test_the_deadline_of_a_try_is_not_taken_for_a_window_that_comes_later():
     it = attempt()
-    with it.trying(0, 3.0) as this:
+    with trying(it, 0, 3.0) as this:
         await trio.sleep(3)
         assert not this.cancel(Cause.WEIGHT_UPDATE, "window")
-        assert this.failed.cause is Cause.DEADLINE
+        assert this.failed().cause is Cause.DEADLINE
 
 
 async def test_a_try_that_failed_makes_its_group_no_older():
     """What it sampled is gone: the group is as old as the tries under way and what is finished."""
     it = attempt()
-    with it.trying(0, None) as this:
+    with trying(it, 0, None) as this:
         this.begin(3)
         this.fail(ValueError("no"), Retry())
-        it.settle_try(this, this.failed, Retry())
+        it.settle_try(this, this.failed(), Retry())
     assert it.begun is None
-    with it.trying(0, None) as this, it.trying(1, None) as sibling:
+    with trying(it, 0, None) as this, trying(it, 1, None) as sibling:
         sibling.begin(5)
         this.begin(4)
         this.fail(ValueError("no"), Retry())
-        it.settle_try(this, this.failed, Retry())
+        it.settle_try(this, this.failed(), Retry())
         assert it.begun == 5
 
 

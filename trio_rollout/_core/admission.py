@@ -14,7 +14,7 @@ import attrs
 from .settings import Pace, Staleness
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)  # frozen costs a call for each field
 class Load:
     """The load that admission decides on. Slots are counted in rollouts, everything else in groups.
 

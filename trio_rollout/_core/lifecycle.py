@@ -6,6 +6,8 @@ import enum
 class State(enum.Enum):
     """The state of a group. Every pulled group is in exactly one of these."""
 
+    __hash__ = object.__hash__  # that of enum is a function in Python, called for each look into a table
+
     WAITING = "waiting"
     """Pulled, or requeued: an attempt will be made."""
     RUNNING = "running"
@@ -26,6 +28,8 @@ class State(enum.Enum):
 
 class Event(enum.Enum):
     """The events of a group's life."""
+
+    __hash__ = object.__hash__  # that of enum is a function in Python, called for each look into a table
 
     START = "start"
     """An attempt begins."""

@@ -26,6 +26,8 @@ from .values import Failure, Trajectory
 class SampleState(enum.Enum):
     """The state of one sample."""
 
+    __hash__ = object.__hash__  # that of enum is a function in Python, called for each look into a table
+
     MISSING = "missing"
     """It has no result and nothing runs for it; the group's next attempt will run it."""
     RUNNING = "running"
@@ -40,6 +42,8 @@ class SampleState(enum.Enum):
 
 class SampleEvent(enum.Enum):
     """An event in a sample's life."""
+
+    __hash__ = object.__hash__  # that of enum is a function in Python, called for each look into a table
 
     START = "start"
     """A try begins."""
@@ -100,11 +104,22 @@ class Sample:
     """
 
     state: SampleState = SampleState.MISSING
-    counts: SampleCounts = SampleCounts()
+    tries: int = 0
+    attempts: int = 0
+    unpenalized: int = 0
     trajectory: Trajectory | None = None
     tokens: int = 0
     failure: Failure | None = None
     turns: TurnLog | None = None
+
+    @property
+    def counts(self) -> SampleCounts:
+        """Its tries as a value."""
+        return SampleCounts(attempts=self.attempts, unpenalized=self.unpenalized, tries=self.tries)
+
+    def count(self, counts: SampleCounts) -> None:
+        """Take these for its tries."""
+        self.tries, self.attempts, self.unpenalized = counts.tries, counts.attempts, counts.unpenalized
 
 
 @final
@@ -138,7 +153,9 @@ class Samples:
         ``max_attempts`` of them had failed for good, and stays so. Samples that are ``unscored`` only lack a reward. ``turns``:
         recorded turns, by the sample's index.
         """
-        samples = tuple(Sample(counts=each) for each in (counts or [SampleCounts()] * count))
+        samples = tuple(Sample() for _ in range(count))
+        for sample, tried in zip(samples, counts, strict=False):
+            sample.count(tried)
         for trajectory in kept:
             samples[trajectory.index].state = SampleState.FINISHED
             samples[trajectory.index].trajectory = trajectory
@@ -147,7 +164,7 @@ class Samples:
             if samples[trajectory.index].state is SampleState.MISSING:
                 samples[trajectory.index].trajectory = trajectory
         for sample in samples:
-            if sample.state is SampleState.MISSING and sample.counts.attempts >= max_attempts:
+            if sample.state is SampleState.MISSING and sample.attempts >= max_attempts:
                 sample.state = SampleState.FAILED
                 sample.failure = Failure(cause=Cause.ERROR, type="", message="its tries were used up before a restart")
         for index, recorded in (turns or {}).items():
@@ -157,7 +174,7 @@ class Samples:
 
     def count(self, state: SampleState) -> int:
         """Return how many samples are in this state."""
-        return sum(sample.state is state for sample in self._samples)
+        return [sample.state for sample in self._samples].count(state)
 
     def __getitem__(self, index: int) -> Sample:
         return self._samples[index]
@@ -167,11 +184,11 @@ class Samples:
 
     def missing(self) -> tuple[int, ...]:
         """Return the indices that the next attempt has to run."""
-        return self._in(SampleState.MISSING)
+        return tuple([index for index, sample in enumerate(self._samples) if sample.state is SampleState.MISSING])
 
     def kept(self) -> tuple[Trajectory, ...]:
         """Return the finished trajectories, by index."""
-        return tuple(sample.trajectory for sample in self._finished() if sample.trajectory is not None)
+        return tuple([sample.trajectory for sample in self._finished() if sample.trajectory is not None])
 
     def unscored(self) -> tuple[Trajectory, ...]:
         """Return what samples that failed for good had sampled: their scorer failed, and they can be scored again."""
@@ -197,7 +214,8 @@ class Samples:
 
     def unfinished(self) -> tuple[int, ...]:
         """Return the indices for which a try is under way or will follow in this attempt."""
-        return self._in(SampleState.RUNNING, SampleState.RESTING)
+        under_way = (SampleState.RUNNING, SampleState.RESTING)
+        return tuple([index for index, sample in enumerate(self._samples) if sample.state in under_way])
 
     def oldest_version(self) -> int | None:
         """Return the lowest weight version of what is finished; None if nothing is."""
@@ -207,13 +225,12 @@ class Samples:
     def start(self, index: int) -> None:
         """Begin a try."""
         self._apply(index, SampleEvent.START)
-        sample = self._samples[index]
-        sample.counts = attrs.evolve(sample.counts, tries=sample.counts.tries + 1)
+        self._samples[index].tries += 1
 
     def rest(self, index: int, counts: SampleCounts) -> None:
         """End a try without a result; another one follows. ``counts`` include it."""
         self._apply(index, SampleEvent.REST)
-        self._samples[index].counts = counts
+        self._samples[index].count(counts)
 
     def finish(self, index: int, trajectory: Trajectory, tokens: int = 0) -> None:
         """End a try with this scored trajectory, for which so many tokens were sampled."""
@@ -224,13 +241,14 @@ class Samples:
         """Give a sample up, for this reason. ``counts`` include the try that failed; ``unscored`` is what it sampled."""
         self._apply(index, SampleEvent.FAIL)
         sample = self._samples[index]
-        sample.failure, sample.counts, sample.trajectory = failure, counts, unscored
+        sample.count(counts)
+        sample.failure, sample.trajectory = failure, unscored
 
     def stop(self, index: int, counts: SampleCounts | None = None) -> None:
         """End a sample's try, or its rest, with the group's attempt. ``counts`` where that charges the sample."""
         self._apply(index, SampleEvent.STOP)
         if counts is not None:
-            self._samples[index].counts = counts
+            self._samples[index].count(counts)
 
     def drop(self, index: int) -> None:
         """Forget a finished sample: it is to be sampled again. Its tokens were in vain, like those of an unpenalized try."""
@@ -238,7 +256,7 @@ class Samples:
         sample = self._samples[index]
         self.wasted[Cause.STALE] += sample.tokens
         sample.trajectory = None
-        sample.counts = attrs.evolve(sample.counts, unpenalized=sample.counts.unpenalized + 1)
+        sample.unpenalized += 1
 
     def stale(self, staleness: Staleness, version: int) -> tuple[int, ...]:
         """Return the finished samples that the settings refuse while the newest weights are of this version, by index.
@@ -259,11 +277,9 @@ class Samples:
         spans = (span for row in self.kept() for segment in row.segments for span in segment.versions)
         return max((span.version for span in spans), default=-math.inf)
 
-    def _finished(self) -> Iterator[Sample]:
-        return (sample for sample in self._samples if sample.state is SampleState.FINISHED)
-
-    def _in(self, *states: SampleState) -> tuple[int, ...]:
-        return tuple(index for index, sample in enumerate(self._samples) if sample.state in states)
+    # Lists and not generators here: these are asked several times for each group.
+    def _finished(self) -> list[Sample]:
+        return [sample for sample in self._samples if sample.state is SampleState.FINISHED]
 
     def _apply(self, index: int, event: SampleEvent) -> None:
         sample = self._samples[index]

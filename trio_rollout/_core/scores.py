@@ -62,6 +62,8 @@ def require_alike(scores: Sequence[tuple[int, Score]], what: str) -> None:
     """
     for index, score in scores[1:]:
         first, known = scores[0]
+        if type(known) is type(score) is float:
+            continue
         if _names(known) != _names(score):
             raise RewardError(
                 f"{what}: the rewards of one group must have the same names, but sample {first} has {_described(known)} and "

@@ -40,8 +40,9 @@ class Tally:
 
     def recover(self, samples: Samples) -> None:
         """A ledger remembers these samples of an unfinished or ready group."""
-        self._kept += samples.kept_tokens
-        self.recovered += samples.kept_tokens
+        tokens = samples.kept_tokens
+        self._kept += tokens
+        self.recovered += tokens
 
     def take_up(self, tokens: int) -> None:
         """A try goes on with what a ledger remembers of a sample that only lacks a reward."""
@@ -65,18 +66,21 @@ class Tally:
 
     def filter(self, samples: Samples) -> None:
         """A finished group was dropped by the user's filter."""
-        self._kept -= samples.kept_tokens
-        self._filtered += samples.kept_tokens
+        tokens = samples.kept_tokens
+        self._kept -= tokens
+        self._filtered += tokens
 
     def deliver(self, samples: Samples) -> None:
         """A group was handed to the trainer."""
-        self._kept -= samples.kept_tokens
-        self._delivered += samples.kept_tokens
+        tokens = samples.kept_tokens
+        self._kept -= tokens
+        self._delivered += tokens
 
     def take_back(self, samples: Samples) -> None:
         """A delivered group is ready again, by a restore."""
-        self._delivered -= samples.kept_tokens
-        self._kept += samples.kept_tokens
+        tokens = samples.kept_tokens
+        self._delivered -= tokens
+        self._kept += tokens
 
     def is_conserved(self) -> bool:
         """Return True if every token is accounted for exactly once."""

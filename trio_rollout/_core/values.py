@@ -6,7 +6,7 @@ Shapes: ``P`` prompt tokens, ``R`` response tokens of one segment, ``T = P + R``
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import attrs
 import numpy as np
@@ -157,13 +157,13 @@ class Segment:
     extras: Mapping[str, npt.NDArray[Any]] = attrs.field(factory=dict, eq=False, repr=brief)
 
     def __attrs_post_init__(self) -> None:
-        if not 0 <= self.response_length <= len(self.tokens):
-            raise ValueError(f"segment: response_length {self.response_length} of {len(self.tokens)} tokens")
-        for name in ("loss_mask", "log_probs"):
-            if len(getattr(self, name)) != self.response_length:
-                raise ValueError(
-                    f"segment: {name} has {len(getattr(self, name))} entries, the response {self.response_length}"
-                )
+        size = self.response_length
+        if not 0 <= size <= len(self.tokens):
+            raise ValueError(f"segment: response_length {size} of {len(self.tokens)} tokens")
+        if len(self.loss_mask) != size:
+            raise ValueError(f"segment: loss_mask has {len(self.loss_mask)} entries, the response {size}")
+        if len(self.log_probs) != size:
+            raise ValueError(f"segment: log_probs has {len(self.log_probs)} entries, the response {size}")
 
 
 def _id_of(prompt: "Prompt") -> str:
@@ -293,8 +293,10 @@ def copied(value: T, kind: type[T], changes: dict[str, object]) -> T:
         again: T = attrs.evolve(value, **changes)
         return again
     copy: T = object.__new__(kind)
-    put = object.__setattr__
-    for field in kind.__attrs_attrs__:
-        name = field.name
-        put(copy, name, changes[name] if name in changes else getattr(value, name))
+    put = object.__setattr__.__get__(copy)
+    for name in _FIELDS[kind]:
+        put(name, changes[name] if name in changes else getattr(value, name))
     return copy
+
+
+_FIELDS: Final = {kind: tuple(field.name for field in attrs.fields(kind)) for kind in (Prompt, Trajectory)}

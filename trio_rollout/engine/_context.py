@@ -54,7 +54,7 @@ def fresh_copy(prompt: Prompt) -> Prompt:
         prompt,
         Prompt,
         {
-            "label": copy.deepcopy(prompt.label),
+            "label": None if prompt.label is None else copy.deepcopy(prompt.label),
             "metadata": copy.deepcopy(dict(prompt.metadata)) if prompt.metadata else {},
             "extra": copy.deepcopy(dict(prompt.extra)) if prompt.extra else {},
         },

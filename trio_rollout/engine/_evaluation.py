@@ -21,6 +21,7 @@ from ._attempt import Outcome, Unfinished, new_attempt
 from ._context import RolloutContext
 from ._group import run_attempt
 from ._instruments import Instruments
+from ._running import RunningAttempts
 from ._state import EngineState, Phase
 
 _AT_ONCE = 64
@@ -36,6 +37,7 @@ class Evaluation:
     context: RolloutContext
     samples: int
     _groups: dict[GroupId, Group | None] = attrs.field(factory=dict, init=False)
+    _running: RunningAttempts = attrs.field(factory=RunningAttempts, init=False)
 
     async def run(self, source: Source) -> tuple[Group, ...]:
         """Evaluate every prompt of the source; see ``RolloutEngine.evaluate``."""
@@ -44,6 +46,7 @@ class Evaluation:
         async with trio.open_nursery() as nursery:
             with work:
                 nursery.start_soon(self._give_up_with_engine, work, name="evaluation: engine failure")
+                nursery.start_soon(self._running.log_overdue, self.context.show_tasks, name="log overdue groups")
                 source_error = await self._run_all(source)
             nursery.cancel_scope.cancel()
         if source_error is not None:
@@ -107,7 +110,7 @@ class Evaluation:
                 )
                 self._groups[prompt.group_id] = self._whole(kept)
                 return
-            backoff = max(1, *(sample.counts.attempts for sample in samples)) if outcome.cause.uses_attempt else 0
+            backoff = max(1, *(sample.attempts for sample in samples)) if outcome.cause.uses_attempt else 0
             await wait_s(retry_wait_s(backoff, retry=retry, rng=self.context.ports.random))
 
     async def _attempt(self, prompt: Prompt, number: int, samples: Samples) -> Outcome:
@@ -119,7 +122,7 @@ class Evaluation:
             await slots.changed.wait_until(lambda: slots.free >= wanted)
         seconds = self.context.settings.deadlines.group
         attempt = new_attempt(prompt, number, samples, seconds=seconds, min_samples=0)
-        with self.state.evaluations.holding(attempt):
+        with self.state.evaluations.holding(attempt), self._running.holding(attempt):
             return await run_attempt(attempt, self.context, slots.claim(wanted))
 
     def _whole(self, group: Group) -> Group:

@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self, final
+from typing import Self, TypeGuard, final
 
 import attrs
 import trio
@@ -216,6 +216,11 @@ def ignore_progress() -> None:
     """Stand in for the reset of an idle timer where there is none: for streamed tokens, and for the output of tools."""
 
 
+def is_limit(seconds: float | None) -> TypeGuard[float]:
+    """Return True if this setting limits a time: None, zero, negative numbers and infinity do not."""
+    return seconds is not None and 0 < seconds < math.inf
+
+
 def limit_of(seconds: float | None) -> float:
     """Return a time limit in seconds; infinite for None, zero and negative numbers."""
     return math.inf if seconds is None or seconds <= 0 else seconds
@@ -223,5 +228,4 @@ def limit_of(seconds: float | None) -> float:
 
 def deadline_after(seconds: float | None) -> float:
     """Return the deadline ``seconds`` from now; infinite for None, zero and negative numbers."""
-    limit = limit_of(seconds)
-    return limit if limit == math.inf else trio.current_time() + limit
+    return math.inf if seconds is None or seconds <= 0 else trio.current_time() + seconds

@@ -4,14 +4,10 @@ A sample that fails is tried again alone; its siblings go on. Nothing of an atte
 See docs/decisions/0049-the-grain-is-the-sample.md.
 """
 
-import logging
-from collections.abc import Callable
-
 import attrs
 import trio
 
 from .._core.enums import Cause
-from .._core.failures import words_of
 from .._core.settings import Retry
 from .._core.values import Group, MissingSample
 from .._util.user_code import ends_the_process
@@ -22,8 +18,6 @@ from ._context import RolloutContext
 from ._sample import run_sample
 from ._scoring import group_scored, verdict_on
 from ._slots import SlotLease
-
-_LOGGER = logging.getLogger("trio_rollout")
 
 
 async def run_attempt(attempt: Attempt, context: RolloutContext, lease: SlotLease) -> Outcome:
@@ -36,13 +30,8 @@ async def run_attempt(attempt: Attempt, context: RolloutContext, lease: SlotLeas
     retry = context.settings.retry
     try:
         with attempt.scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(
-                    _log_overdue_tasks, attempt, context.show_tasks, name=f"deadline of group {attempt.id}"
-                )
-                outcome = await _ended(attempt, context, lease)
-                nursery.cancel_scope.cancel()
-    except BaseException as error:  # noqa: ASYNC103  what user code raised while it was being cancelled
+            outcome = attempt.claim(await _group_of(attempt, context, lease))
+    except BaseException as error:  # noqa: ASYNC103  the boundary of user code: the group's reward, its filter
         if ends_the_process(error):
             raise
         attempt.fail(error, retry)
@@ -60,25 +49,14 @@ def _with_samples_stopped(attempt: Attempt, outcome: Unfinished, retry: Retry) -
     return attrs.evolve(outcome, permanent=True) if used_up else outcome
 
 
-async def _ended(attempt: Attempt, context: RolloutContext, lease: SlotLease) -> Outcome | None:
-    """Return the outcome; None if it failed: caught here, the failure is the exception itself and no nursery's group."""
-    try:
-        return attempt.claim(await _group_of(attempt, context, lease))
-    except BaseException as error:  # noqa: ASYNC103  the boundary of user code: the group's reward, its filter
-        if ends_the_process(error):
-            raise
-        attempt.fail(error, context.settings.retry)
-    return None
-
-
 async def _group_of(attempt: Attempt, context: RolloutContext, lease: SlotLease) -> Result:
     with lease:
         while missing := _to_run(attempt, context):
             await _require_unended(attempt)
             async with trio.open_nursery() as nursery:
+                name = f"rollout {attempt.id} attempt {attempt.number} index "
                 for index in missing:
-                    name = f"rollout {attempt.id} attempt {attempt.number} index {index}"
-                    nursery.start_soon(run_sample, attempt, context, lease, index, name=name)
+                    nursery.start_soon(run_sample, attempt, context, lease, index, name=f"{name}{index}")
             await _require_unended(attempt)
     samples = attempt.samples
     if not samples.can_complete(attempt.min_samples):  # of a group that a ledger remembers
@@ -100,7 +78,7 @@ def _to_run(attempt: Attempt, context: RolloutContext) -> tuple[int, ...]:
     stale = attempt.samples.stale(context.settings.staleness, context.gate.version)
     attempt.drop(stale)
     most = context.settings.retry.max_free
-    if any(attempt.samples[index].counts.unpenalized > most for index in stale):
+    if any(attempt.samples[index].unpenalized > most for index in stale):
         why = f"a sample was too old for Staleness more than {most} times: it takes longer than its weights are in use"
         attempt.cancel(Cause.STALE, why, permanent=True)
     return attempt.samples.missing()
@@ -110,31 +88,3 @@ async def _require_unended(attempt: Attempt) -> None:
     """Raise Cancelled if the attempt has ended: what is missing then is the next attempt's."""
     if attempt.has_ended:
         await trio.lowlevel.checkpoint()
-
-
-async def _log_overdue_tasks(attempt: Attempt, show: Callable[[trio.lowlevel.Task], str]) -> None:
-    """Log the attempt's task tree, as ``show`` renders it, when its deadline expires. Runs until cancelled.
-
-    Trio delivers a cancellation before any task runs again, so an abort function sees every await as it was when the
-    deadline expired. It only takes the text: an exception of an abort function is a defect to Trio, and a user's log handler
-    may raise one.
-    """
-    nursery = trio.lowlevel.current_task().parent_nursery
-    shown = ""
-
-    def take_text(_: object) -> trio.lowlevel.Abort:
-        nonlocal shown
-        if nursery is not None and attempt.is_out_of_time:
-            try:
-                shown = show(nursery.parent_task)
-            except Exception as error:  # noqa: BLE001  the tree shows objects of user code
-                shown = f"(they can't be shown: {type(error).__name__}: {words_of(error)})"
-        return trio.lowlevel.Abort.SUCCEEDED
-
-    try:
-        await trio.lowlevel.wait_task_rescheduled(take_text)
-    finally:
-        if shown:
-            _LOGGER.warning(
-                "group %s: the deadline of attempt %d has passed. Its tasks:\n%s", attempt.id, attempt.number, shown
-            )

@@ -20,24 +20,21 @@ def _listed(instruments: Iterable[Instrument]) -> list[Instrument]:
 @final
 @attrs.define(eq=False, repr=False)
 class Instruments:
-    """The instruments that still work; false if there are none.
+    """The instruments that still work.
 
-    Where an event is made for each turn or sample, the caller asks that first: without instruments it costs nothing.
+    Where an event is made for each turn or sample, the caller first asks if there are any: without them it costs nothing.
     """
 
-    _working: list[Instrument] = attrs.field(converter=_listed, factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self._working)
+    working: list[Instrument] = attrs.field(converter=_listed, factory=list)
 
     def emit(self, event: Event) -> None:
         """Tell every instrument."""
-        for instrument in list(self._working):
+        for instrument in list(self.working):
             try:
                 instrument.event(event)
             except BaseException as error:  # noqa: ASYNC103  an instrument is user code
                 if ends_the_process(error):
                     raise
-                self._working.remove(instrument)
+                self.working.remove(instrument)
                 name = type(event).__name__
                 _LOGGER.exception("instrument %r failed at %s and gets no more events", instrument, name)

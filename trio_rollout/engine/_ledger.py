@@ -196,7 +196,7 @@ def _without_data(prompt: Prompt) -> Prompt:
 @final
 @attrs.define(eq=False, repr=False)
 class SampleRecorder:
-    """Writes finished samples, and turns of unfinished ones, to the ledger in the background; without one it does nothing.
+    """Writes finished samples, and turns of unfinished ones, to the ledger in the background; without a ledger there is none.
 
     ``note`` never waits. What is pending is bounded by the samples of groups that have not settled.
     """
@@ -209,13 +209,12 @@ class SampleRecorder:
 
     def note(self, event: SampleEvent) -> None:
         """Have this written soon. Turns of a sample that is finished by now are not written."""
-        if self._ledger.keeps_groups:
-            pending = self._pending.setdefault(event.id, [])
-            if isinstance(event, SampleKept):
-                index = event.trajectory.index
-                pending[:] = [one for one in pending if not (isinstance(one, TurnRecorded) and one.index == index)]
-            pending.append(event)
-            self._changed.notify()
+        pending = self._pending.setdefault(event.id, [])
+        if isinstance(event, SampleKept):
+            index = event.trajectory.index
+            pending[:] = [one for one in pending if not (isinstance(one, TurnRecorded) and one.index == index)]
+        pending.append(event)
+        self._changed.notify()
 
     def forget_tries(self, group: GroupId) -> None:
         """Write no tries of this group that were noted before: a newer count is about to be written."""

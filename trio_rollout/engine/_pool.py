@@ -3,7 +3,7 @@
 The nesting is the rule (docs/decisions/0030-leaving-the-engine-is-one-phase.md):
 
     serve
-    └─ beside                 notes why the servers are blocked, until every attempt is over
+    └─ beside                 notes why the servers are blocked, logs overdue groups, until every attempt is over
        └─ attempts            one task for each attempt, until its group is settled
           └─ admission        cancelled by a drain, or when the engine's block is left
              └─ admitting     pulls prompts; starts groups; one task for each requeued group that backs off
@@ -30,7 +30,7 @@ from .._core.events import GroupFiltered, GroupQuarantined, GroupReady, GroupReq
 from .._core.failures import failure_of, words_of
 from .._core.ledger_events import Filtered, Quarantined, Ready, Requeued
 from .._core.lifecycle import Event, State
-from .._core.samples import wasted_for_good
+from .._core.samples import SampleState, wasted_for_good
 from .._core.values import Prompt, QuarantineReport, Trajectory
 from .._util.time import retry_wait_s, wait_s
 from .._util.user_code import ends_the_process
@@ -56,12 +56,14 @@ class Pool:
         """Run until admission is closed and every attempt is over. After a drain, give back what is unfinished."""
         async with trio.open_nursery() as beside:
             beside.start_soon(self._note_blocked, name="note why servers are blocked")
-            beside.start_soon(self.state.recorder.serve, name="record finished samples")
+            beside.start_soon(self.state.running.log_overdue, self.state.context.show_tasks, name="log overdue groups")
+            if self.state.recorder is not None:
+                beside.start_soon(self.state.recorder.serve, name="record finished samples")
             async with trio.open_nursery() as attempts:
                 task_status.started()
                 with self._admission:
                     await self._admit_groups(attempts)
-            await self.state.recorder.flush()
+            await self.state.flush_samples()
             beside.cancel_scope.cancel(reason="every attempt is over")
         if self.state.phase is Phase.DRAINING:  # when the block is left, ``close`` gives back, after this task's end
             await self._give_back(self.state.context.settings.deadlines.drain, State.WAITING, State.RUNNING)
@@ -152,7 +154,7 @@ class Pool:
             tally=state.tally,
             turns=state.turns_of(entry),
         )
-        lease = state.slots.claim(len(entry.samples.missing()))
+        lease = state.slots.claim(entry.samples.count(SampleState.MISSING))
         state.context.instruments.emit(GroupStarted(id=entry.id, attempt=entry.attempt))
         attempts.start_soon(self._run, entry, attempt, lease, name=f"group {entry.id} attempt {entry.attempt}")
 
@@ -175,7 +177,7 @@ class Pool:
 
     async def _settle(self, entry: Entry, attempt: Attempt, outcome: Outcome) -> float | None:
         """Record the outcome, then show it. Return the seconds until a requeued group may start; None for all others."""
-        if not isinstance(outcome, Unfinished):
+        if self.state.recorder is not None and not isinstance(outcome, Unfinished):
             self.state.recorder.forget(entry.id)
         try:
             return await self._settle_as(outcome, entry, attempt)
@@ -218,8 +220,9 @@ class Pool:
         if outcome.permanent or not entry.samples.can_complete(attempt.min_samples):
             await self._give_up(entry, outcome, unscored=entry.samples.unscored())
             return None
-        state.recorder.forget_tries(entry.id)  # this event has them
-        attempts = max(sample.counts.attempts for sample in entry.samples)
+        if state.recorder is not None:
+            state.recorder.forget_tries(entry.id)  # this event has them
+        attempts = max(sample.attempts for sample in entry.samples)
         await state.ledger.write(
             Requeued(
                 id=entry.id,
@@ -244,12 +247,12 @@ class Pool:
         report = QuarantineReport(
             id=entry.id,
             cause=outcome.cause,
-            attempts=max(sample.counts.tries for sample in entry.samples),
+            attempts=max(sample.tries for sample in entry.samples),
             error=outcome.failure,
         )
         if (turns := self.state.turns_of(entry)) is not None:
             turns.forget_all(outcome.cause)
-        await self.state.recorder.flush()
+        await self.state.flush_samples()
         await self.state.ledger.write(Quarantined(report=report, unscored=tuple(unscored), wasted=entry.samples.wasted))
         self._quarantine(entry, report)
 
@@ -284,7 +287,7 @@ class Pool:
         """
         self._close_admission(Phase.LEAVING)
         await self._end_attempts(grace, cause)
-        await self.state.recorder.flush()
+        await self.state.flush_samples()
         await self.state.evaluations.until_none()
 
     def _close_admission(self, phase: Phase) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, NoReturn, final
 
 import attrs
 
@@ -81,7 +81,8 @@ class RolloutHandle:
     @property
     def tools(self) -> "RolloutTools":
         """The commands and sandboxes of this rollout: everything started with them dies when the generate function is over."""
-        self._refuse_if_over("tools")
+        if self.is_over:
+            self._refuse("tools")
         if self.opened_tools is None:
             self.opened_tools = self._context.new_tools(
                 deadline=self.deadline, on_output=ignore_progress if self.progress is None else self.progress.reset
@@ -113,8 +114,9 @@ class RolloutHandle:
           ServerError: the server answered with an error or with no answer. Both can be caught; uncaught they end the
             try. An interrupted turn raises nothing: the try is cancelled.
         """
-        self._refuse_if_over("generate")
-        chosen = self._sampling(sampling)
+        if self.is_over:
+            self._refuse("generate")
+        chosen = sampling or self._default_sampling()
         fields = {**self._prompt.extra, **extra} if extra else self._prompt.extra
         if self.replay is None:
             turn = await self._sampled(input_ids, chosen, fields, on_tokens)
@@ -128,13 +130,14 @@ class RolloutHandle:
     async def _sampled(
         self, input_ids: ModelInput, sampling: SamplingParams, extra: Mapping[str, object], on_tokens: OnTokens | None
     ) -> Turn:
+        this = self.this_try
         try:
             turn = await sample_turn(
-                self.this_try,
+                this,
                 self._context,
                 input_ids,
                 sampling,
-                affinity=f"{self.this_try.id}#{self.attempt}.{self.index}",
+                affinity=f"{this.attempt.id}#{this.number}.{this.index}",
                 extra=extra,
                 progress=self.progress,
                 on_tokens=on_tokens,
@@ -143,14 +146,15 @@ class RolloutHandle:
             if not self._turns:
                 raise  # the prompt itself: bad input
             return no_room(input_ids, self.weight_version)  # the policy's own doing, and worth training on
-        self._tell_of(turn)
+        if self._context.instruments.working:
+            self._tell_of(turn)
         return turn
 
     def _tell_of(self, turn: Turn) -> None:
-        if instruments := self._context.instruments:
-            instruments.emit(
-                TurnFinished(id=self.this_try.id, attempt=self.this_try.attempt.number, index=self.index, turn=turn)
-            )
+        this = self.this_try
+        self._context.instruments.emit(
+            TurnFinished(id=this.id, attempt=this.attempt.number, index=self.index, turn=turn)
+        )
 
     def session(self, *, sampling: SamplingParams | None = None) -> AbstractAsyncContextManager[Session]:
         """Open a session for an agent that speaks OpenAI or Anthropic over HTTP; see ``trio_rollout.gateway``.
@@ -158,20 +162,22 @@ class RolloutHandle:
         Raises:
           GenerateError: the engine was opened without a gateway.
         """
-        self._refuse_if_over("session")
+        if self.is_over:
+            self._refuse("session")
         if self._context.gateway is None:
             raise GenerateError("rollout.session() needs a gateway: open_rollout_engine(..., gateway=...)")
-        return self._context.gateway.open_session(self, prompt=self._prompt, sampling=self._sampling(sampling))
+        return self._context.gateway.open_session(
+            self, prompt=self._prompt, sampling=sampling or self._default_sampling()
+        )
 
-    def _refuse_if_over(self, what: str) -> None:
-        if self.is_over:
-            raise GenerateError(
-                f"rollout.{what}: group {self.this_try.id}, attempt {self.attempt}, rollout {self.index} is over, its generate "
-                "function has returned"
-            )
+    def _refuse(self, what: str) -> NoReturn:
+        raise GenerateError(
+            f"rollout.{what}: group {self.this_try.id}, attempt {self.attempt}, rollout {self.index} is over, its generate "
+            "function has returned"
+        )
 
-    def _sampling(self, asked: SamplingParams | None) -> SamplingParams:
-        return asked or self._prompt.sampling or _default_sampling(self._context.generate)
+    def _default_sampling(self) -> SamplingParams:
+        return self._prompt.sampling or _default_sampling(self._context.generate)
 
     def finish(self, turns: Sequence[Turn], *, status: Status | None = None) -> Trajectory:
         """The trajectory of these turns.
@@ -183,7 +189,7 @@ class RolloutHandle:
             raise GenerateError(f"group {self.this_try.id}, rollout {self.index}: finish() needs at least one turn")
         return Trajectory(
             prompt=self._prompt,
-            index=self.index,
+            index=self.this_try.index,
             segments=segments_of([turn for turn in turns if len(turn.output_ids)] or turns),
             status=status or status_of(turns[-1].stop),
             stop=turns[-1].stop,

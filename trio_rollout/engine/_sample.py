@@ -17,7 +17,7 @@ from .._util.user_code import ends_the_process
 from ..errors import GenerateError
 from ._attempt import Attempt, SampleTry
 from ._context import RolloutContext, fresh_copy
-from ._gate import limit_of
+from ._gate import is_limit
 from ._replay import replay_of
 from ._rollout import RolloutHandle
 from ._scoring import reward_of
@@ -32,53 +32,54 @@ async def run_sample(attempt: Attempt, context: RolloutContext, lease: SlotLease
     Blocks for slots, for the tries and for the rests between them. Cancelled, the try's requests are aborted and its tools
     are closed first; what becomes of the sample is the attempt's to say.
     """
+    settings = context.settings
     while True:
         await lease.take()
+        this = attempt.begin_try(index, settings.deadlines.rollout)
         try:
-            rest = await _run_try(attempt, context, index)
+            try:
+                with this.scope:
+                    await _scored_rollout(this, context)
+            except BaseException as error:  # noqa: ASYNC103  the boundary of user code, whatever class it raises
+                if ends_the_process(error):
+                    raise
+                this.fail(error, settings.retry)
+            if this.is_kept:
+                return
+            if attempt.has_ended:
+                await trio.lowlevel.checkpoint()  # raises Cancelled: the attempt's end is this sample's too
+            rest = _rest_after(this, context)
         finally:
+            attempt.end_try(this)
             lease.release_one()
         if rest is None:
             return
+        context.gate.wake.consumers.notify()  # a batch may have waited for a group that is held up now
         await wait_s(rest)
 
 
-async def _run_try(attempt: Attempt, context: RolloutContext, index: int) -> float | None:
-    """Run one try. Return the seconds to rest before the next one; None if there is none."""
-    settings = context.settings
-    with attempt.trying(index, settings.deadlines.rollout) as this:
-        try:
-            with this.scope:
-                await _scored_rollout(this, context)
-        except BaseException as error:  # noqa: ASYNC103  the boundary of user code, whatever class it raises
-            if ends_the_process(error):
-                raise
-            this.fail(error, settings.retry)
-        failed = this.failed
-        if failed is None:
-            return None
-        if attempt.has_ended:
-            await trio.lowlevel.checkpoint()  # raises Cancelled: the attempt's end is this sample's too
-        verdict = attempt.settle_try(this, failed, settings.retry)
+def _rest_after(this: SampleTry, context: RolloutContext) -> float | None:
+    """Settle a try that failed. Return the seconds to rest before the next one; None if there is none."""
+    failed, attempt, retry = this.failed(), this.attempt, context.settings.retry
+    verdict = attempt.settle_try(this, failed, retry)
     if verdict is None:
         return None
-    if context.instruments:
+    if context.instruments.working:
         context.instruments.emit(
             SampleRetried(
                 id=this.id,
                 attempt=attempt.number,
-                index=index,
+                index=this.index,
                 tries=this.number,
                 cause=failed.cause,
                 error=failed.failure,
             )
         )
-    context.gate.wake.consumers.notify()  # a batch may have waited for a group that is held up now
     if failed.cause in {Cause.ERROR, Cause.INFRASTRUCTURE}:  # their author should not have to look for them
         text = context.failures.text_for("rollout", failed.failure)
         if text is not None:
-            _LOGGER.warning("group %s: sample %d runs again, try %d failed: %s", this.id, index, this.number, text)
-    return retry_wait_s(verdict.backoff, retry=settings.retry, rng=context.ports.random)
+            _LOGGER.warning("group %s: sample %d runs again, try %d failed: %s", this.id, this.index, this.number, text)
+    return retry_wait_s(verdict.backoff, retry=retry, rng=context.ports.random)
 
 
 async def _scored_rollout(this: SampleTry, context: RolloutContext) -> None:
@@ -92,7 +93,7 @@ async def _scored_rollout(this: SampleTry, context: RolloutContext) -> None:
         return  # noqa: ASYNC104  a real cancellation was raised again above
     # The trainer gets the source's own prompt, whatever user code did to the copy it was given.
     trajectory = copied(trajectory, Trajectory, {"prompt": this.attempt.prompt, "reward": reward})
-    if this.claim(trajectory) and context.instruments:
+    if this.claim(trajectory) and context.instruments.working:
         context.instruments.emit(SampleFinished(id=this.id, attempt=this.attempt.number, trajectory=trajectory))
 
 
@@ -102,7 +103,7 @@ async def _generated(this: SampleTry, context: RolloutContext) -> Trajectory:
     if this.attempt.turns is not None:
         rollout.replay = replay_of(this, context, this.attempt.turns)
     try:
-        if limit_of(context.settings.deadlines.no_progress) == limit_of(None):
+        if not is_limit(context.settings.deadlines.no_progress):
             made: object = await context.generate(prompt, rollout)
         else:
             made = await _watched(this, context, prompt, rollout)

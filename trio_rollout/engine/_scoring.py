@@ -113,9 +113,6 @@ async def _tried(
     retry, seconds = context.settings.retry, context.settings.deadlines.reward
     tries = ScorerTries(retry)
 
-    async def try_once() -> T:
-        return accept(await _in_time(once, seconds, work))
-
     def wait_after(error: BaseException) -> float | None:
         failure = failure_of(error, cause_of(error, retry.infrastructure))
         counts = failure.cause.uses_attempt
@@ -125,10 +122,12 @@ async def _tried(
             _LOGGER.warning("%s: %s failed: %s", what(), try_, text)
         return None if backoff is None else retry_wait_s(backoff, retry=retry, rng=context.ports.random)
 
-    return await retried(try_once, wait_after)
+    return await retried(lambda: _in_time(once, accept, seconds, work), wait_after)
 
 
-async def _in_time(once: Callable[[], Awaitable[object]], seconds: float | None, work: str) -> object:
+async def _in_time(
+    once: Callable[[], Awaitable[object]], accept: Callable[[object], T], seconds: float | None, work: str
+) -> T:
     with trio.CancelScope(deadline=deadline_after(seconds)):
         try:
             answer = once()
@@ -136,7 +135,7 @@ async def _in_time(once: Callable[[], Awaitable[object]], seconds: float | None,
                 raise RewardError(
                     f"{work}: an async function wanted, got one that returned {shown(answer)}; in_thread(fn) makes one of it"
                 )
-            return await answer
+            return accept(await answer)
         except trio.Cancelled as error:
             if ends_the_process(error):
                 raise

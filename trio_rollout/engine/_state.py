@@ -18,7 +18,7 @@ from .._core.enums import Resume
 from .._core.failures import FailureBudget
 from .._core.ledger_events import Recovered
 from .._core.lifecycle import State
-from .._core.samples import Samples
+from .._core.samples import Samples, SampleState
 from .._core.statistics import Counts, EngineStatistics, ServerStatistics
 from .._core.tally import Tally
 from .._core.values import Group
@@ -70,7 +70,7 @@ class EngineState:
     wake: WakeUps
     failure: EngineFailure
     ledger: LedgerWriter
-    recorder: SampleRecorder
+    recorder: SampleRecorder | None
     budget: FailureBudget
     book: Book
     ready: ReadyBuffer
@@ -80,6 +80,10 @@ class EngineState:
     evaluations: RunningAttempts = attrs.field(factory=RunningAttempts)
     evaluation_slots: Slots
     servers_before: ServerStatistics
+    per_group: int
+    """The number of rollouts of a group."""
+    ahead: int
+    """The number of prompts to have at hand, so that a free slot never waits for the source."""
     queue: deque[Entry] = attrs.field(factory=deque, init=False)
     phase: Phase = attrs.field(default=Phase.RUNNING, init=False)
     exhausted: bool = attrs.field(default=False, init=False)
@@ -157,20 +161,15 @@ class EngineState:
             self.book.finish(entry, group)
             self.ready.add([entry])
 
-    @property
-    def per_group(self) -> int:
-        """The number of rollouts of a group."""
-        return self.context.settings.samples_per_prompt
+    async def flush_samples(self) -> None:
+        """Write the finished samples that wait for it; without a ledger this returns at once. See ``SampleRecorder.flush``."""
+        if self.recorder is not None:
+            await self.recorder.flush()
 
     @property
     def next_needs(self) -> int:
         """The number of slots that the next group in the queue needs: its missing samples."""
-        return len(self.queue[0].samples.missing()) if self.queue else self.per_group
-
-    @property
-    def ahead(self) -> int:
-        """The number of prompts to have at hand, so that a free slot never waits for the source."""
-        return max(1, self.slots.total // self.per_group // _AHEAD)
+        return self.queue[0].samples.count(SampleState.MISSING) if self.queue else self.per_group
 
     def load(self) -> Load:
         """Return what admission decides on."""
@@ -180,7 +179,7 @@ class EngineState:
             free_slots=self.slots.free,
             per_group=self.per_group,
             eligible=len(self.queue),
-            needs=(len(entry.samples.missing()) for entry in self.queue),
+            needs=(entry.samples.count(SampleState.MISSING) for entry in self.queue),
             finished=len(self.ready) + running - self.slots.holders,
             bound=self.ready.bound,
             exhausted=self.exhausted,
@@ -239,7 +238,7 @@ def new_state(source: Source, context: RolloutContext, ledger: Ledger | None) ->
         wake=wake,
         failure=failure,
         ledger=writer,
-        recorder=SampleRecorder(writer),
+        recorder=None if ledger is None else SampleRecorder(writer),
         budget=FailureBudget(settings.failure_budget),
         book=Book(on_change=wake.notify),
         ready=ReadyBuffer(settings.max_ready, wake),
@@ -248,4 +247,6 @@ def new_state(source: Source, context: RolloutContext, ledger: Ledger | None) ->
         staleness=StalenessPolicy(settings.staleness, context.gate, running),
         evaluation_slots=Slots(settings.max_running, Condition()),
         servers_before=context.servers.statistics(),
+        per_group=settings.samples_per_prompt,
+        ahead=max(1, settings.max_running // settings.samples_per_prompt // _AHEAD),
     )

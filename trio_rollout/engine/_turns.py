@@ -26,7 +26,7 @@ class TurnKeeper:
 
     id: GroupId
     samples: Samples
-    recorder: SampleRecorder
+    recorder: SampleRecorder | None
     tally: Tally
 
     def log_of(self, index: int) -> TurnLog:
@@ -38,7 +38,8 @@ class TurnKeeper:
 
     def note(self, index: int, record: RecordedTurn) -> None:
         """Have a turn written down that was added to its sample's log."""
-        self.recorder.note(TurnRecorded(id=self.id, index=index, record=record))
+        if self.recorder is not None:
+            self.recorder.note(TurnRecorded(id=self.id, index=index, record=record))
 
     def drop(self, index: int, dropped: Sequence[RecordedTurn], cause: Cause) -> None:
         """Count turns as wasted that were left and will not be given back, and have their records deleted."""
@@ -83,4 +84,5 @@ class TurnKeeper:
 
     def _delete(self, index: int, records: Sequence[RecordedTurn]) -> None:
         numbers = tuple(record.number for record in records)
-        self.recorder.note(TurnsDropped(id=self.id, index=index, numbers=numbers))
+        if self.recorder is not None:
+            self.recorder.note(TurnsDropped(id=self.id, index=index, numbers=numbers))

@@ -59,7 +59,7 @@ class Call:
 
     def version_of(self, name: object) -> int:
         """Return the version that a name in its answer stands for."""
-        return self.server.weights.version_of(name, self.named)
+        return self.server.standing.weights.version_of(name, self.named)
 
     def undecoded(self, response: Response) -> bytes | memoryview:
         """Return the bytes that ``turn_of`` has to decode: the body, or the newest event of a stream whose events repeat the answer."""
@@ -151,7 +151,9 @@ class Generation:
             with exchange:
                 if not server.usable:  # paused or lost while the connection was opened
                     return None
-                call = Call(server, self.fleet.ports.new_rid(), self.request, server.weights.now, self._stream())
+                call = Call(
+                    server, self.fleet.ports.new_rid(), self.request, server.standing.weights.now, self._stream()
+                )
                 response = await self._exchange(call, exchange)
             if response is not None:
                 return self._told(call, call.turn_now(response) or await self._turn_in_a_thread(call, response))
@@ -183,7 +185,7 @@ class Generation:
 
     def _told(self, call: Call, turn: Turn) -> Turn:
         """Return the turn, once it was compared with the version that its server should have."""
-        weights = call.server.weights
+        weights = call.server.standing.weights
         if weights.required is not None and weights.names_numbers and turn.weight_version != weights.now.version:
             call.server.tell(Told(Event.DOUBTED))
         return turn
