@@ -1,12 +1,10 @@
 """A group's life as a table. No I/O, no clock; an illegal event raises and changes nothing."""
 
-import enum
+from .enums import TableKey
 
 
-class State(enum.Enum):
+class State(TableKey):
     """The state of a group. Every pulled group is in exactly one of these."""
-
-    __hash__ = object.__hash__  # that of enum is a function in Python, called for each look into a table
 
     WAITING = "waiting"
     """Pulled, or requeued: an attempt will be made."""
@@ -26,10 +24,8 @@ class State(enum.Enum):
     """Given back to the source at a drain."""
 
 
-class Event(enum.Enum):
+class Event(TableKey):
     """The events of a group's life."""
-
-    __hash__ = object.__hash__  # that of enum is a function in Python, called for each look into a table
 
     START = "start"
     """An attempt begins."""

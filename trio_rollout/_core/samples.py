@@ -8,7 +8,6 @@ Invariant 1 (conservation at sample grain): between any two calls each sample of
 counts of all states add up to the number of samples.
 """
 
-import enum
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,17 +15,15 @@ from typing import final
 
 import attrs
 
-from .enums import Cause
+from .enums import Cause, TableKey
 from .lifecycle import IllegalTransition
 from .settings import Staleness
 from .turn_log import RecordedTurn, TurnLog
 from .values import Failure, Trajectory
 
 
-class SampleState(enum.Enum):
+class SampleState(TableKey):
     """The state of one sample."""
-
-    __hash__ = object.__hash__  # that of enum is a function in Python, called for each look into a table
 
     MISSING = "missing"
     """It has no result and nothing runs for it; the group's next attempt will run it."""
@@ -40,10 +37,8 @@ class SampleState(enum.Enum):
     """It failed for good: its tries are used up."""
 
 
-class SampleEvent(enum.Enum):
+class SampleEvent(TableKey):
     """An event in a sample's life."""
-
-    __hash__ = object.__hash__  # that of enum is a function in Python, called for each look into a table
 
     START = "start"
     """A try begins."""
