@@ -32,6 +32,11 @@ class Belief:
     acked: set[int] = attrs.field(factory=set)
     acking: set[int] = attrs.field(factory=set)
     offered: set[int] = attrs.field(factory=set)
+    """By this life."""
+    is_new: bool = True
+    """True while this life has neither taken a batch nor restored."""
+    delivered: dict[int, int] = attrs.field(factory=dict)
+    """By earlier lives and not acked, with the step."""
     pulled: int = 0
     ended: dict[int, State] = attrs.field(factory=dict)
     attempts: dict[int, tuple[int, int]] = attrs.field(factory=dict)
@@ -43,13 +48,25 @@ class Belief:
         """Note a line that a life printed."""
         word, *rest = line.split()
         match word:
+            case "opened":
+                self.counts[word] += 1
+                self.offered.clear()  # the first change of hands takes earlier deliveries back
+                self.is_new = True
             case "offered":
+                self.is_new = False
                 self.counts["deliveries"] += len(rest) - 1
                 places = {self.place(text) for text in rest[1:]}
                 self.note(AGAIN, self.acked & places)
                 self.offered |= places
             case "restoring":
                 self.offered.clear()  # they are ready again, or will be
+                if self.is_new:  # what an earlier life delivered up to this step is acked by it (decision 57)
+                    self.acking = {place for place, step in self.delivered.items() if step <= int(rest[0])}
+            case "restored":
+                self.counts[word] += 1
+                self.is_new = False
+                self.acked |= self.acking
+                self.acking = set()
             case "acking":
                 self.acking = {self.place(text) for text in rest[1:]}
             case "acked":
@@ -57,7 +74,7 @@ class Belief:
                 self.acking = set()
             case "began" | "over" | "finished" | "recorded":
                 self.turns.read(word, *rest)
-            case "restored" | "updated" | "opened" | "end":
+            case "updated" | "end":
                 self.counts[word] += 1
             case _:
                 self.problems.append(f"a life said {line!r}")
@@ -93,6 +110,9 @@ class Belief:
             self._check_bodies(rows, reader)
             on_disk = set(self._on_disk(rows, reader))
         self._check_rows(rows)
+        self.delivered = {
+            place: one.step for place, one in rows.items() if one.state is State.DELIVERED and one.step is not None
+        }
         return on_disk
 
     def _on_disk(self, rows: dict[int, GroupSummary], reader: LedgerReader) -> Iterator[Sample]:
