@@ -34,7 +34,7 @@ MINUTES = {
     "decode": 0.5,
     "stalls": 1.0,
     "weight_update": 2.0,
-    "faults": 4.0,
+    "faults": 7.0,
     "bridge": 1.0,
     "sessions": 2.0,
     "commit": 2.0,

@@ -87,9 +87,13 @@ class AsyncioWorld:
         """See ``World``."""
 
         async def generate(prompt: Prompt, rollout: Rollout) -> Sample:
-            sent = time.monotonic()
-            sample = await rollout.generate(prompt)
-            hooks.answered(sent, sample.latency_s)
+            lost_at = hooks.lost_at(prompt.id, rollout.index)
+            for number in range(spec.turns):
+                if number == lost_at:
+                    raise RuntimeError("the sandbox is gone, as scripted")
+                sent = time.monotonic()
+                sample = await rollout.generate(prompt)
+                hooks.answered(sent, sample.latency_s)
             sample.prompt_id, sample.index = prompt.id, rollout.index
             return sample
 

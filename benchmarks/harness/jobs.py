@@ -5,6 +5,7 @@ Every job returns plain figures. Coroutines here await nothing but what the worl
 
 import json
 import os
+import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -36,6 +37,16 @@ class Hooks:
         self._spec = spec
         self.answered = answered
         self._failed: set[tuple[str, int]] = set()
+        self._tries: Counter[tuple[str, int]] = Counter()
+        self._asked: Counter[str] = Counter()
+
+    def lost_at(self, prompt: str, index: int) -> int | None:
+        """The turn before which this try at the sample loses its sandbox; None if it keeps it. Every engine meets the same ones."""
+        if not self._spec.loses:
+            return None
+        self._tries[prompt, index] += 1
+        rng = random.Random(f"{prompt} {index} {self._tries[prompt, index]}")
+        return rng.randrange(self._spec.turns) if rng.random() < self._spec.loses else None
 
     async def reward(self, prompt: str, index: int, tokens: int) -> float:
         """The answer's length. A scripted failure is raised by every try of the scorer in the first attempt."""
@@ -45,6 +56,12 @@ class Hooks:
                 if (prompt, number) not in self._failed:
                     self._failed.add((prompt, number))
                     raise ValueError("as scripted")
+        if index == 0 and int(prompt) % 4 == 3:
+            self._asked[prompt] += 1
+            if self._asked[prompt] <= self._spec.judge_fails:
+                raise ConnectionError("the judge is down, as scripted")
+            if self._asked[prompt] <= self._spec.reward_exits:
+                raise SystemExit
         return float(tokens)
 
 

@@ -55,6 +55,8 @@ class Cell:
     latency: Latency = attrs.field(factory=Latency)
     server: Mapping[str, float] = attrs.field(factory=dict)
     rounds: int = 1
+    before: Callable[[FakeServer, Callable[[], "subprocess.Popen[str]"]], dict[str, Any]] | None = None
+    """An earlier life of the arm: starts it, ends it, configures the server again, and returns figures of it."""
     during: Callable[[FakeServer, "subprocess.Popen[str]"], None] | None = None
     """A disturbance of the server while the job runs."""
     after: Callable[[FakeServer, dict[str, Any]], None] | None = None
@@ -80,17 +82,17 @@ def run_once(server: FakeServer, cell: Cell, arm: Arm, number: int) -> Run:
     server.configure(cell.latency, **{"disconnect": 0, **cell.server})
     spec = json.dumps(attrs.evolve(cell.spec, url=server.url, **arm.changes).to_json())
     load = os.getloadavg()[0]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "harness.arms", arm.world, arm.job, spec],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=BENCHMARKS,
-    )
+
+    def start() -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "harness.arms", arm.world, arm.job, spec]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=BENCHMARKS)
+
+    earlier = {} if cell.before is None else cell.before(server, start)
+    child = start()
     try:
         if cell.during is not None:
             cell.during(server, child)
-        figures = _outcome(child, cell.spec.limit + 30)
+        figures = {**earlier, **_outcome(child, cell.spec.limit + 30)}
         if cell.after is not None and "failed" not in figures:
             cell.after(server, figures)
     finally:

@@ -16,6 +16,10 @@ class Spec:
     ``window``: how long it lasts at least, until ``answers`` have come
     (default: as many as slots). ``limit``: when a job that has not ended is given up. ``reward_fails_mod``: the reward of
     the first try of every prompt whose number is 3 modulo this raises. ``native``: answers may be decoded by the C extension.
+
+    ``turns`` of each rollout, one after the other; ``loses``: the chance that a rollout loses its sandbox, before a random turn.
+    ``judge_fails``, ``reward_exits``: so many first calls of the scorer for the first sample of every fourth prompt raise
+    ConnectionError, or SystemExit. ``ledger``: the path of the engine's, if it has one; empty for none.
     """
 
     url: str
@@ -33,6 +37,11 @@ class Spec:
     attempts: int = 3
     backoff_s: float = 0.5
     reward_fails_mod: int = 0
+    turns: int = 1
+    loses: float = 0.0
+    judge_fails: int = 0
+    reward_exits: int = 0
+    ledger: str = ""
     mode: str = "abort"
     native: bool = True
 

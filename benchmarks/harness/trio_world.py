@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 import trio
@@ -17,12 +17,13 @@ from trio_rollout import (
     Retry,
     SamplingParams,
     Trajectory,
+    open_ledger,
     open_rollout_engine,
     open_sglang_servers,
 )
 from trio_rollout._http import Pool, parse_url, post_head, post_request, socket_connector
 from trio_rollout.abc import Rollout
-from trio_rollout.errors import EndOfData
+from trio_rollout.errors import EndOfData, SandboxLost
 from trio_rollout.sglang import ServerSettings
 from trio_rollout.sglang._wire import decoding
 
@@ -101,11 +102,15 @@ class TrioWorld:
             decoding.cut = None
 
         async def generate(prompt: Prompt, rollout: Rollout) -> Trajectory:
-            del prompt
-            sent = time.monotonic()
-            turn = await rollout.generate(rollout.input, sampling)
-            hooks.answered(sent, turn.latency_s)
-            return rollout.finish([turn])
+            turns, lost_at = [], hooks.lost_at(prompt.id, rollout.index)
+            for number in range(spec.turns):
+                if number == lost_at:
+                    raise SandboxLost("as scripted")
+                sent = time.monotonic()
+                turn = await rollout.generate(rollout.input, sampling)
+                hooks.answered(sent, turn.latency_s)
+                turns.append(turn)
+            return rollout.finish(turns)
 
         async def reward(trajectory: Trajectory) -> float:
             tokens = trajectory.segments[0].response_length
@@ -113,8 +118,14 @@ class TrioWorld:
 
         async with (
             open_sglang_servers([spec.url], settings=SETTINGS) as servers,
+            open_ledger(spec.ledger) if spec.ledger else nullcontext() as ledger,
             open_rollout_engine(
-                IterableSource(prompts(spec)), generate, servers=servers, reward=reward, settings=settings_of(spec)
+                IterableSource(prompts(spec)),
+                generate,
+                servers=servers,
+                reward=reward,
+                ledger=ledger,
+                settings=settings_of(spec),
             ) as engine,
         ):
             yield _Running(engine)

@@ -73,6 +73,30 @@ def test_a_reward_that_always_raises_ends_its_attempt_and_then_its_group(arm, se
     assert (found["groups"], found["given_up"], found["lost"]) == (21, 3, 0)
 
 
+def test_a_lost_sandbox_is_tried_again(arm, server, spec):
+    """Of rollouts of three turns, each of which loses its sandbox with a chance of 20 %."""
+    server.configure(QUICK)
+    found = do(arm, "finite", attrs.evolve(spec, turns=3, loses=0.2, attempts=50, backoff_s=0.001))
+    assert (found["groups"], found["lost"], found["given_up"], found["wrong"]) == (24, 0, 0, 0)
+    needed = 24 * 4 * 3
+    assert needed < found["server_generates"] < (1.2 if arm == OURS else 10) * needed
+
+
+def test_a_judge_that_is_down_costs_our_engine_no_token(arm, server, spec):
+    server.configure(QUICK)
+    found = do(arm, "finite", attrs.evolve(spec, judge_fails=5))
+    assert (found["groups"], found["lost"], found["given_up"], found["wrong"]) == (24, 0, 0, 0)
+    assert (found["server_generates"] == 24 * 4) == (arm == OURS)
+
+
+def test_exit_in_a_scorer_ends_no_run_of_ours(arm, server, spec):
+    if arm != OURS:
+        pytest.skip("asyncio lets SystemExit out of a task end the loop")
+    server.configure(QUICK)
+    found = do(arm, "finite", attrs.evolve(spec, reward_exits=1))
+    assert (found["groups"], found["lost"], found["server_generates"]) == (24, 0, 24 * 4)
+
+
 def test_leaving_aborts_everything_that_is_in_flight(arm, server, spec):
     server.configure(Latency(median=600_000), disconnect=600_000)
     found = do(arm, "cancelled", attrs.evolve(spec, groups=None))
