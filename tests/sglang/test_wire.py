@@ -3,6 +3,7 @@
 import base64
 import json
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,6 +21,11 @@ from .helpers import Asked
 pytestmark = pytest.mark.usefixtures("decoder")
 
 RID = "0123456789abcdef" * 2
+QUEUED_ABORT = {
+    "id": RID,
+    "finish_reason": {"type": "abort", "message": "Abort in waiting queue"},
+    "weight_version": "3",
+}
 
 
 def request(model_input=(1, 2, 3), *, sampling=None, extra={}, vocab_size=None):  # noqa: B006
@@ -70,13 +76,24 @@ def test_an_answer_becomes_a_turn(spaces):
     assert "output_token_logprobs" not in turn.meta_info
 
 
+@pytest.mark.parametrize(
+    "body",
+    [answer(), answer(meta={"weight_versions": []}), {"text": "", "output_ids": [], "meta_info": QUEUED_ABORT}],
+    ids=["of two versions", "of one version", "without tokens"],
+)
+@pytest.mark.parametrize("separators", [None, (",", ":")], ids=["spaced", "compact"])
+def test_decoded_turns_and_rows_are_as_their_converters_make_them(body, separators):
+    """Both skip the converters: each field has to be the very object that a converter would hand on."""
+    turn = decode(json.dumps(body, separators=separators).encode())
+    for made in (turn, *segments_of([turn])):
+        again = attrs.evolve(made)
+        assert again == made
+        for field in attrs.fields(type(made)):
+            assert getattr(again, field.name) is getattr(made, field.name), field.name
+
+
 def test_a_queued_abort_has_a_shorter_record_and_no_tokens():
-    reason = {"type": "abort", "message": "Abort in waiting queue"}
-    turn = decode({
-        "text": "",
-        "output_ids": [],
-        "meta_info": {"id": RID, "finish_reason": reason, "weight_version": "3"},
-    })
+    turn = decode({"text": "", "output_ids": [], "meta_info": QUEUED_ABORT})
 
     assert turn.stop is Stop.ABORT
     assert len(turn.output_ids) == len(turn.log_probs) == 0

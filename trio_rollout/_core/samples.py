@@ -128,7 +128,7 @@ class Samples:
     @classmethod
     def of(cls, count: int) -> "Samples":
         """Return ``count`` missing samples that were never tried."""
-        return cls(tuple(Sample() for _ in range(count)))
+        return cls(tuple([Sample() for _ in range(count)]))
 
     @classmethod
     def recovered(
@@ -199,8 +199,13 @@ class Samples:
     @property
     def kept_tokens(self) -> int:
         """The number of tokens sampled for what is finished, and in recorded turns that wait for the next try."""
-        waiting = (sample.turns.tokens_left for sample in self._samples if sample.turns is not None)
-        return sum(sample.tokens for sample in self._finished()) + sum(waiting)
+        tokens = 0
+        for sample in self._samples:
+            if sample.state is SampleState.FINISHED:
+                tokens += sample.tokens
+            if sample.turns is not None:
+                tokens += sample.turns.tokens_left
+        return tokens
 
     def can_complete(self, min_samples: int | None) -> bool:
         """Return False once too many samples failed for good; ``min_samples`` finished ones are enough, None means all."""

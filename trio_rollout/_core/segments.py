@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from .enums import Status, Stop
 from .sampling import SamplingParams
-from .values import Segment, Turn, VersionSpan
+from .values import Segment, Turn, VersionSpan, trusted
 
 
 @attrs.define(eq=False)
@@ -101,14 +101,19 @@ def segments_of(turns: Sequence[Turn]) -> tuple[Segment, ...]:
 def _only_row(turn: Turn) -> Segment:
     """Return the segment of a single turn without building a ``Row``: most rollouts have one turn."""
     size = len(turn.output_ids)
-    return Segment(
-        tokens=np.concatenate((turn.prompt_ids, turn.output_ids)),
-        response_length=size,
-        loss_mask=np.frombuffer(b"\x01" * size, np.uint8),  # read-only as it is
-        log_probs=turn.log_probs,
-        versions=_joined(turn.versions),
-        text=turn.text,
-        extras=turn.extras,
+    tokens = np.concatenate((turn.prompt_ids, turn.output_ids))
+    tokens.flags.writeable = False
+    return trusted(
+        Segment,
+        {
+            "tokens": tokens,
+            "response_length": size,
+            "loss_mask": np.frombuffer(b"\x01" * size, np.uint8),  # read-only as it is
+            "log_probs": turn.log_probs,
+            "versions": _joined(turn.versions),
+            "text": turn.text,
+            "extras": turn.extras,
+        },
     )
 
 

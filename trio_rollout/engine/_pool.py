@@ -103,7 +103,9 @@ class Pool:
 
     def _startable(self) -> int:
         state = self.state
-        return startable(state.load()) if may_start(free_slots=state.slots.free, per_group=state.next_needs) else 0
+        if not state.queue or not may_start(free_slots=state.slots.free, per_group=state.next_needs):
+            return 0
+        return startable(state.load())
 
     def _pullable(self) -> int:
         state = self.state

@@ -169,7 +169,7 @@ class EngineState:
     @property
     def next_needs(self) -> int:
         """The number of slots that the next group in the queue needs: its missing samples."""
-        return self.queue[0].samples.count(SampleState.MISSING) if self.queue else self.per_group
+        return self.queue[0].samples.count(SampleState.MISSING)
 
     def load(self) -> Load:
         """Return what admission decides on."""

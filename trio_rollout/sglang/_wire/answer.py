@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..._core.arrays import ID_MAX, FloatArray, IdArray
 from ..._core.enums import Stop
-from ..._core.values import Turn, VersionSpan
+from ..._core.values import Turn, VersionSpan, trusted
 from ...errors import ServerError
 from .decoding import LOG_PROBS, FastAnswer, ParsedAnswer, decode_answer
 from .errors import MALFORMED, error_of
@@ -94,20 +94,23 @@ def turn_of(answer: ParsedAnswer | FastAnswer, asked: Asked) -> Turn:
         extras = take_extras(meta, len(prompt_ids) + count - 1)
     except ValueError as error:
         raise ServerError(f"{asked.attempted}: {error}") from error
-    return Turn(
-        rid=asked.rid,
-        prompt_ids=prompt_ids,
-        output_ids=ids,
-        log_probs=log_probs,
-        text=answer.text,
-        stop=stop,
-        weight_version=spans[-1].version if spans else asked.version_of(meta.get("weight_version")),
-        versions=spans,
-        cached_tokens=int(_number(meta.get("cached_tokens")) or 0),
-        queue_s=_number(meta.get("queue_time")),
-        latency_s=_number(meta.get("e2e_latency")),
-        meta_info=meta,
-        extras=extras,
+    return trusted(
+        Turn,
+        {
+            "rid": asked.rid,
+            "prompt_ids": prompt_ids,
+            "output_ids": ids,
+            "log_probs": log_probs,
+            "text": answer.text,
+            "stop": stop,
+            "weight_version": spans[-1].version if spans else asked.version_of(meta.get("weight_version")),
+            "versions": spans,
+            "cached_tokens": int(_number(meta.get("cached_tokens")) or 0),
+            "queue_s": _number(meta.get("queue_time")),
+            "latency_s": _number(meta.get("e2e_latency")),
+            "meta_info": meta,
+            "extras": extras,
+        },
     )
 
 
