@@ -11,10 +11,10 @@ import click
 
 from .belief import AGAIN, LOST, UNSETTLED
 from .cycles import Cycles, run_cycles
-from .turns import FAILED, IN_FLIGHT, UNWRITTEN
+from .turns import FAILED, IN_FLIGHT, UNWRITTEN, WRITTEN
 
 GROUPS = ("cycles", "ledgers", "opened", "commits", "deliveries", "acks", "restored", "updated", LOST, AGAIN, UNSETTLED)
-TURNS = ("turns", IN_FLIGHT, UNWRITTEN, FAILED)
+TURNS = (WRITTEN, "turns", IN_FLIGHT, UNWRITTEN, FAILED)
 
 
 def _lane(cycles: int, seed: int) -> Cycles:

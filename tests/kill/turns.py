@@ -15,6 +15,7 @@ import attrs
 Sample: TypeAlias = tuple[str, int]
 """A group's id as text, and the sample's index."""
 IN_FLIGHT, UNWRITTEN, FAILED = "twice: in flight", "twice: unwritten", "twice: failed before"
+WRITTEN = "samples written before their group"
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -54,6 +55,7 @@ class Turns:
                 self._finished[sample] = int(number)
             case "recorded":
                 self._recorded.add(sample)
+                self.counts[WRITTEN] += 1
 
     def end_life(self, on_disk: Iterable[Sample]) -> None:
         """Compare a life that has ended with the ledger and with the servers' notes. ``on_disk``: settled groups' samples too."""

@@ -32,12 +32,17 @@ def test_many_seeds_with_faults_lose_nothing_and_meet_the_interesting_states():
 
 def test_hosts_may_die_lose_power_and_be_cut_off():
     interesting = ("killed", "power off", "partition", "tried again: server_lost", "tried again: weight_update")
-    explore(troubled, range(5), limit=6 * 3600).require(*interesting)
+    explore(troubled, range(10), limit=6 * 3600).require(*interesting)
 
 
 def test_what_was_acked_survives_every_power_cut_and_what_was_not_is_not_lost():
-    """P7 with the engine, its ledger, and a disk that tears and reorders unsynced writes."""
-    interesting = ("power cut", "cut with something acked", "cut with something delivered and not acked")
+    """P7 and P11 with the engine, its ledger, and a disk that tears and reorders unsynced writes."""
+    interesting = (
+        "power cut",
+        "cut with something acked",
+        "cut with something delivered and not acked",
+        "cut with finished siblings on disk",
+    )
     explore(crashing, range(12), check=check).require(*interesting)
 
 
