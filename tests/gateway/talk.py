@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import anthropic
 import attrs
 import openai
+from openai.types.chat import ChatCompletion
 
 APIS = ["chat", "responses", "messages"]
 WAYS = [(api, stream) for api in APIS for stream in (False, True)]
@@ -90,7 +91,9 @@ class Talk:
 
     async def _chat(self):
         body = self.body()
-        if self.stream:
+        if self.stream and any(tool["type"] == "custom" for tool in body.get("tools", ())):
+            raw = await self._put_together(body)
+        elif self.stream:
             async with self.client.chat.completions.stream(**body) as stream:
                 async for _ in stream:
                     pass
@@ -113,6 +116,19 @@ class Talk:
         self.history.append(kept)
         thoughts = getattr(message, "reasoning_content", None) or ""
         return Said(raw.id, message.content or "", thoughts, calls, raw)
+
+    async def _put_together(self, body):
+        """Return a streamed answer with custom tools, which the client's helper does not know."""
+        message, head = {"role": "assistant", "content": "", "tool_calls": []}, {}
+        async for chunk in await self.client.chat.completions.create(**body, stream=True):
+            head = chunk.model_dump(exclude={"choices", "usage"})
+            for choice in chunk.choices:
+                message["content"] += choice.delta.content or ""
+                message["tool_calls"] += [call.model_dump(exclude={"index"}) for call in choice.delta.tool_calls or ()]
+                end = choice.finish_reason
+        message["tool_calls"] = message["tool_calls"] or None
+        choice = {"index": 0, "finish_reason": end, "message": message}
+        return ChatCompletion.model_validate({**head, "object": "chat.completion", "choices": [choice]})
 
     async def _responses(self):
         body = self.body()

@@ -2,10 +2,12 @@
 
 import json
 
+import openai
 import pytest
 
 from trio_rollout import Prompt, open_sglang_servers
 from trio_rollout.gateway import Drift
+from trio_rollout.gateway._openai_responses import Responses
 from trio_rollout.tiny import open_tiny_server
 from trio_rollout.tokenizer import load_tokenizer
 
@@ -153,3 +155,134 @@ async def test_f144_messages_of_a_program_are_arranged_as_those_of_an_agent(temp
         written = tokenizer.decode(servers.encode(Prompt(id="1", messages=messages)))
     places = [written.index(text) for text in ("Be kind.", "Be brief.", "hello", "A reminder.")]
     assert places == sorted(places)
+
+
+THOUGHTS = """
+[[rules]]
+last_contains = "degrees at 2"
+answer = "<think>Enough.</think>It is sunny."
+
+[[rules]]
+contains = "weather"
+answer = "<think>I have to look.</think>Let me look."
+calls = [{ name = "weather", arguments = { city = "Paris" } }]
+"""
+THINKING = {"tiny": {"reasoning_parser": "qwen3", "step_delay": 0.001}}
+
+
+@pytest.fixture
+def thoughts(script):
+    script.write_text(THOUGHTS, encoding="utf-8")
+
+
+@pytest.mark.usefixtures("thoughts")
+@pytest.mark.parametrize("way", WAYS, ids=IDS)
+async def test_f146_clients_that_keep_only_signed_thoughts_keep_these(run, tmp_path, way):
+    """A thought without a signature or an encrypted content would come back as text of the assistant: a new row each turn."""
+    api, _ = way
+    options = {"include": ["reasoning.encrypted_content"], "store": False} if api == "responses" else {}
+
+    async def agent(session):
+        async with talking(session, way, tools=[WEATHER], options=options) as talk:
+            talk.user("the weather, please")
+            for turn in range(4):
+                said = await talk.ask()
+                assert said.thoughts == ("Enough." if turn == 3 else "I have to look.")
+                kept = [item for item in talk.history if item.get("type") == "reasoning"]
+                for item in kept:
+                    assert item["encrypted_content"]
+                    item.pop("content", None)
+                for message in talk.history if api == "messages" else ():
+                    for block in message["content"] if isinstance(message["content"], list) else ():
+                        assert block["type"] != "thinking" or block["signature"]
+                for call in said.calls:
+                    talk.result(call, f"degrees at {turn}")
+
+    folder = folder_with(TEMPLATES["thinking"], tmp_path / "model")
+    trajectory, counts = await run(agent, tokenizer=folder, **THINKING)
+
+    assert len(trajectory.segments) == 1
+    assert Drift.FORKED not in counts.drift
+
+
+@pytest.mark.usefixtures("thoughts")
+async def test_f146_whole_and_streamed_thoughts_have_one_signature(run):
+    """In a stream the signature is the last delta of its block."""
+    signed = []
+
+    async def agent(session):
+        for stream in (False, True):
+            async with talking(session, ("messages", stream), tools=[WEATHER]) as talk:
+                signed.append((await talk.user("the weather").ask()).raw.content[0].signature)
+        async with talking(session, ("messages", True)) as talk:
+            events = [
+                event
+                async for event in await talk.client.messages.create(**talk.user("the weather").body(), stream=True)
+            ]
+            kinds = [event.delta.type if event.type == "content_block_delta" else event.type for event in events]
+            assert kinds[kinds.index("content_block_stop") - 1] == "signature_delta"
+            assert kinds.count("signature_delta") == 1
+
+    await run(agent, **THINKING)
+
+    assert signed[0] == signed[1]
+    assert len(signed[0]) > 40
+
+
+@pytest.mark.usefixtures("thoughts")
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_f146_encrypted_thoughts_come_if_they_are_asked_for_and_are_read_again(run, stream):
+    async def agent(session):
+        items = []
+        for options in ({}, {"include": ["reasoning.encrypted_content"]}):
+            async with talking(session, ("responses", stream), tools=[WEATHER], options=options) as talk:
+                items.append((await talk.user("the weather").ask()).raw.output[0])
+        assert items[0].encrypted_content is None
+        given = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": items[1].encrypted_content}
+        for item, thoughts in ((given, "I have to look."), ({**given, "encrypted_content": "gAAAAAB"}, "")):
+            body = json.dumps({"input": [{"role": "user", "content": "x"}, item]}).encode()
+            assert Responses().request(body).messages[-1].get("reasoning_content", "") == thoughts
+
+    await run(agent, **THINKING)
+
+
+@pytest.mark.usefixtures("thoughts")
+@pytest.mark.parametrize("parts", ["all", "without thoughts", "only the call"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_f147_references_to_items_of_the_session_are_resolved(run, tmp_path, stream, parts):
+    left = {"all": 0, "without thoughts": 1, "only the call": 2}[parts]
+
+    async def agent(session):
+        async with talking(session, ("responses", stream), tools=[WEATHER]) as talk:
+            talk.user("the weather, please")
+            for turn in range(4):
+                said = await talk.ask()
+                items = [{"type": "item_reference", "id": item.id} for item in said.raw.output]
+                if turn == 1:
+                    items = [{"id": item["id"]} for item in items]
+                talk.history[-len(items) :] = items[left if said.calls else 0 :]
+                for call in said.calls:
+                    talk.result(call, f"degrees at {turn}")
+            assert said.text == "It is sunny."
+
+    folder = folder_with(TEMPLATES["thinking"], tmp_path / "model")
+    trajectory, _ = await run(agent, tokenizer=folder, **THINKING)
+
+    assert len(trajectory.segments) == (4 if parts == "only the call" else 1)
+
+
+async def test_f147_references_to_nothing_are_refused_by_name(run):
+    """An unknown id, one of another session, one that was not to be stored, and a call that the answer does not have."""
+    ids = []
+
+    async def agent(session):
+        async with talking(session, ("responses", False), tools=[WEATHER]) as talk:
+            stored = (await talk.user("the weather").ask()).raw.output[-1].id
+            talk.options, talk.history = {"store": False}, [{"role": "user", "content": "the weather"}]
+            ids.append((await talk.ask()).raw.output[0].id)
+            for name in ("msg_1", "", "item", ids[0], f"{stored}7"):
+                talk.history = [{"role": "user", "content": "x"}, {"type": "item_reference", "id": name}]
+                with pytest.raises(openai.BadRequestError, match=f"no item '{name}'"):
+                    await talk.ask()
+
+    await run(agent)

@@ -2,10 +2,13 @@
 
 import json
 
+import anthropic
 import attrs
+import openai
 import pytest
 
 from trio_rollout.gateway import Call, Drift, Parsed
+from trio_rollout.gateway._fields import CHAT_TOOLS, MESSAGES_TOOLS, RESPONSES_TOOLS, Use
 
 from .conftest import WEATHER
 from .talk import IDS, WAYS, talking
@@ -132,3 +135,203 @@ async def test_f154_whole_and_streamed_answers_are_the_same_text(run_agent_once,
 
     trajectory = await run_agent_once(agent, tiny={"reasoning_parser": "qwen3", "step_delay": 0.001})
     assert len(trajectory.segments) == 1
+
+
+STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+PATCH = '*** Begin Patch\n*** Add File: a\n+"x"\n*** End Patch'
+READ = {"type": "function", "name": "read", "description": "Read a file.", "strict": False, "parameters": {}}
+
+
+@STREAMED
+@pytest.mark.parametrize("namespace", ["mcp__files__", "files"])
+async def test_f145_tools_of_a_namespace_are_offered_and_called_in_their_own_shape(
+    run_agent_once, says, stream, namespace
+):
+    offered = "mcp__files__read" if namespace.startswith("mcp") else "files__read"
+    says(
+        call_text('{"path": "a"}', offered),
+        **{"22 degrees": call_text('{"input": "text"}', "files__write"), "done": "Done."},
+    )
+    write = {"type": "custom", "name": "write", "description": "Write."}
+    tools = [
+        {"type": "namespace", "name": namespace, "description": "Files.", "tools": [READ]},
+        {"type": "namespace", "name": "files_", "description": "More.", "tools": [{**write, "name": "_write"}]},
+        {"type": "web_search"},
+    ]
+
+    async def agent(session):
+        async with talking(session, ("responses", stream), options={"tools": tools}) as talk:
+            first = await talk.user("read it").ask()
+            (item,) = first.raw.output
+            assert (item.type, item.namespace, item.name) == ("function_call", namespace, "read")
+            assert json.loads(item.arguments) == {"path": "a"}
+            second = await talk.result(first.calls[0]).ask()
+            (item,) = second.raw.output
+            assert (item.type, item.namespace, item.name, item.input) == (
+                "custom_tool_call",
+                "files_",
+                "_write",
+                "text",
+            )
+            talk.history.append({"type": "custom_tool_call_output", "call_id": item.call_id, "output": "done"})
+            assert (await talk.ask()).text == "Done."
+
+    assert len((await run_agent_once(agent)).segments) == 1
+
+
+@STREAMED
+@pytest.mark.parametrize("api", ["chat", "responses"])
+async def test_f145_a_custom_tool_takes_a_text(run_agent_once, says, tiny_tokenizer, api, stream):
+    """It is offered with its grammar; whatever object the model calls it with becomes its text."""
+    grammar = {"syntax": "lark", "definition": 'start: "*** Begin Patch"'}
+    written = {
+        json.dumps({"input": PATCH}): PATCH,
+        json.dumps(PATCH): PATCH,
+        '{"patch": 1}': '{"patch": 1}',
+    }
+    says(
+        **{f"case {at}.": call_text(text, "apply_patch") for at, text in enumerate(written)}, **{"22 degrees": "Done."}
+    )
+    if api == "chat":
+        form = {"type": "grammar", "grammar": grammar}
+        tools = [{"type": "custom", "custom": {"name": "apply_patch", "description": "Patch.", "format": form}}]
+    else:
+        tools = [
+            {"type": "custom", "name": "apply_patch", "description": "Patch.", "format": {"type": "grammar", **grammar}}
+        ]
+
+    async def agent(session):
+        async with talking(session, (api, stream), options={"tools": tools}) as talk:
+            for place, text in enumerate(written.values()):
+                (call,) = (await talk.user(f"case {place}.").ask()).calls
+                assert (call.name, call.arguments) == ("apply_patch", text)
+                if api == "chat":
+                    talk.result(call)
+                else:
+                    talk.history.append({"type": "custom_tool_call_output", "call_id": call.id, "output": "22 degrees"})
+                assert (await talk.ask()).text == "Done."
+
+    (row,) = (await run_agent_once(agent)).segments
+    assert "Begin Patch" in tiny_tokenizer.decode(row.tokens[: len(row.tokens) - row.response_length])
+
+
+@STREAMED
+@pytest.mark.parametrize("kind", [name for name, use in MESSAGES_TOOLS.items() if use is Use.USED])
+async def test_f145_the_vendors_tools_that_an_agent_runs_are_offered(run_agent_once, says, stream, kind):
+    says(call_text('{"command": "view", "path": "/a"}', "hands"), **{"22 degrees": "Done."})
+    tool = {"type": kind, "name": "hands"}
+
+    async def agent(session):
+        async with talking(session, ("messages", stream), options={"tools": [tool]}) as talk:
+            (call,) = (await talk.user("look").ask()).calls
+            assert (call.name, call.arguments) == ("hands", {"command": "view", "path": "/a"})
+            assert (await talk.result(call).ask()).text == "Done."
+
+    assert len((await run_agent_once(agent)).segments) == 1
+
+
+async def test_f145_no_agent_is_left_without_hands(run_agent_once):
+    """A tool that can't be offered is refused by name; one that the vendor would run is left out only beside others."""
+
+    async def agent(session):
+        for api, table in (("chat", CHAT_TOOLS), ("responses", RESPONSES_TOOLS), ("messages", MESSAGES_TOOLS)):
+            async with talking(session, (api, False), tools=[WEATHER]) as talk:
+                plain = talk.user("hello").body()["tools"]
+                for kind, use in [*table.items(), ("a_kind_of_2030", Use.REFUSED)]:
+                    alone = [{"type": kind, "name": "hands"}]
+                    if use is Use.USED:
+                        continue
+                    talk.options = {"tools": [*plain, *alone]}
+                    if use is Use.LEFT_OUT:
+                        await talk.ask()
+                        talk.options = {"tools": alone}
+                    with pytest.raises((openai.BadRequestError, anthropic.BadRequestError), match=kind):
+                        await talk.ask()
+        async with talking(session, ("chat", False), options={"functions": [WEATHER]}) as talk:
+            with pytest.raises(openai.BadRequestError, match="functions"):
+                await talk.user("hello").ask()
+            talk.options = {"tools": [{"type": "function"}]}
+            with pytest.raises(openai.BadRequestError, match=r"tools\[0\]"):
+                await talk.ask()
+
+    await run_agent_once(agent)
+
+
+async def test_f145_tools_that_would_be_called_by_one_name_are_refused(run_agent_once):
+    tools = [
+        {**READ, "name": "files__read"},
+        {"type": "namespace", "name": "files", "description": "", "tools": [READ]},
+    ]
+
+    async def agent(session):
+        async with talking(session, ("responses", False), options={"tools": tools}) as talk:
+            with pytest.raises(openai.BadRequestError, match="two tools would be called 'files__read'"):
+                await talk.user("hello").ask()
+            talk.options = {"tools": tools[1:]}
+            await talk.ask()
+
+    await run_agent_once(agent)
+
+
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGBgAAAABQABh6FO1AAAAABJRU5ErkJggg=="
+PICTURES = {
+    "chat": [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}},
+        {"type": "input_audio", "input_audio": {"data": PIXEL, "format": "wav"}},
+        {"type": "file", "file": {"file_data": PIXEL}},
+    ],
+    "responses": [
+        {"type": "input_image", "image_url": f"data:image/png;base64,{PIXEL}", "detail": "auto"},
+        {"type": "input_file", "file_data": PIXEL},
+    ],
+    "messages": [
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}},
+        {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": PIXEL}},
+    ],
+}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=IDS)
+async def test_f150_an_image_that_a_tool_brings_becomes_a_text(run_agent_once, says, tiny_tokenizer, way):
+    """So does one in a later message of the user; one in the task is refused, because no policy that reads text can do it."""
+    says(call_text("{}"), **{"not shown": "I see nothing.", "look": "Nor now."})
+    api, _ = way
+
+    async def agent(session):
+        async with talking(session, way, tools=[WEATHER]) as talk:
+            text = {"responses": "input_text"}.get(api, "text")
+            with pytest.raises((openai.BadRequestError, anthropic.BadRequestError), match="can't be tokenised"):
+                await talk.user([PICTURES[api][0]]).ask()
+            talk.history.clear()
+            for picture in PICTURES[api]:
+                (call,) = (await talk.user("show me").ask()).calls
+                assert (
+                    await talk.result(call, [{"type": text, "text": "here:"}, picture]).ask()
+                ).text == "I see nothing."
+                assert (await talk.user([{"type": text, "text": "look"}, picture]).ask()).text == "I see nothing."
+
+    (row,) = (await run_agent_once(agent)).segments
+    written = tiny_tokenizer.decode(row.tokens)
+    assert written.count("not shown, because the model reads text only]") == 2 * len(PICTURES[api])
+    assert PIXEL not in written
+
+
+async def test_f150_documents_and_results_that_hold_text_are_read(run_agent_once, says, tiny_tokenizer):
+    says(call_text("{}"), **{"22 degrees": "Read."})
+    blocks = [
+        {"type": "document", "title": "A", "source": {"type": "text", "media_type": "text/plain", "data": "first"}},
+        {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "second"}]}},
+        {"type": "search_result", "title": "B", "source": "a.md", "content": [{"type": "text", "text": "third"}]},
+        {"type": "tool_reference", "tool_name": "fourth"},
+        {"type": "text", "text": "22 degrees"},
+    ]
+
+    async def agent(session):
+        async with talking(session, ("messages", False), tools=[WEATHER]) as talk:
+            (call,) = (await talk.user([blocks[0], {"type": "text", "text": "show me"}]).ask()).calls
+            assert (await talk.result(call, blocks).ask()).text == "Read."
+
+    (row,) = (await run_agent_once(agent)).segments
+    written = tiny_tokenizer.decode(row.tokens)
+    assert "A\nfirst\nshow me" in written
+    assert "A\nfirst\nsecond\nB\na.md\nthird\nfourth\n22 degrees" in written

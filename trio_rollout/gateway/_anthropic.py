@@ -1,26 +1,29 @@
 """Anthropic's Messages API: ``POST /v1/messages`` and ``POST /v1/messages/count_tokens``."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, final
 
 import attrs
 import msgspec
 
 from ..tokenizer._messages import arguments_of, function_tool, join_text, tool_call
+from ._fields import MESSAGES, MESSAGES_PARTS, MESSAGES_TOOLS, Use, decode_request, text_of_part, use_of
 from ._protocol import (
+    Answered,
     Refusal,
     at_least_one_message,
-    decode_body,
     digest_of,
     event,
     json_schema_of,
     limit_of,
-    refuse_unless_text,
+    no_answer,
+    signature_of,
     stops_of,
+    thinking_of,
 )
-from ._values import Answer, ChatRequest, Finish, Message
+from ._tools import require_hands, vendors_tool
+from ._values import Answer, ChatRequest, Finish, Message, Tool
 
-_BLOCKS: Final = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
 _STOP: Final = {Finish.STOP: "end_turn", Finish.LENGTH: "max_tokens", Finish.TOOL_CALLS: "tool_use"}
 _ERROR_TYPES: Final = {
     400: "invalid_request_error",
@@ -32,9 +35,18 @@ _ERROR_TYPES: Final = {
 }
 
 
+class _Source(msgspec.Struct):
+    type: str = ""
+    data: str = ""
+    content: "str | list[_Block] | None" = None
+
+
 class _Block(msgspec.Struct):
     type: str
     text: str = ""
+    title: str | None = None
+    source: str | _Source | None = None
+    tool_name: str = ""
     thinking: str = ""
     id: str = ""
     name: str = ""
@@ -50,16 +62,18 @@ class _Message(msgspec.Struct):
 
 class _Tool(msgspec.Struct):
     name: str
+    type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _Kind(msgspec.Struct):
     type: str = "auto"
 
 
 class _OutputConfig(msgspec.Struct):
     format: dict[str, Any] | None = None
+    effort: str | None = None
 
 
 class _Body(msgspec.Struct):
@@ -68,7 +82,8 @@ class _Body(msgspec.Struct):
     model: str = ""
     system: str | list[_Block] | None = None
     tools: list[_Tool] | None = None
-    tool_choice: _Choice | None = None
+    tool_choice: _Kind | None = None
+    thinking: _Kind | None = None
     stop_sequences: list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -81,23 +96,21 @@ class _Body(msgspec.Struct):
 class Messages:
     """The Messages API as an ``AgentProtocol``."""
 
-    def request(self, body: bytes) -> ChatRequest:
-        asked: _Body = decode_body(body, _Body)
+    def request(self, body: bytes, answered: Answered = no_answer) -> ChatRequest:  # noqa: ARG002  requests here hold everything
+        asked: _Body = decode_request(body, _Body, MESSAGES)
         at_least_one_message(asked.messages)
         messages: list[Message] = []
         if asked.system:
             messages.append({"role": "system", "content": _text(asked.system, "system")})
+        task = True
         for place, message in enumerate(asked.messages):
-            messages.extend(_messages(message, f"messages[{place}]"))
-        tools = [] if asked.tool_choice and asked.tool_choice.type == "none" else asked.tools or []
+            task = task and message.role != "assistant"
+            messages.extend(_messages(message, f"messages[{place}]", task=task))
+        tools = _offered([] if asked.tool_choice and asked.tool_choice.type == "none" else asked.tools or [])
+        config = asked.output_config or _OutputConfig()
         return ChatRequest(
             messages=tuple(messages),
-            # Tools without a schema are run by Anthropic itself (web search, …), so they are left out.
-            tools=tuple(
-                function_tool(tool.name, tool.description, tool.input_schema)
-                for tool in tools
-                if tool.input_schema is not None
-            ),
+            tools=tools,
             max_tokens=limit_of(asked.max_tokens),
             stop=stops_of(asked.stop_sequences, "stop_sequences"),
             temperature=asked.temperature,
@@ -105,13 +118,18 @@ class Messages:
             stream=bool(asked.stream),
             model=asked.model,
             digest=digest_of("messages", body),
-            extra=json_schema_of(asked.output_config.format if asked.output_config else None, "output_config.format"),
+            extra=json_schema_of(config.format, "output_config.format"),
+            variables=thinking_of(config.effort) | _thinking(asked.thinking),
         )
 
     def answer(self, answer: Answer, request: ChatRequest) -> dict[str, Any]:
         blocks: list[dict[str, Any]] = []
         if answer.reasoning:
-            blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+            blocks.append({
+                "type": "thinking",
+                "thinking": answer.reasoning,
+                "signature": signature_of(answer.reasoning),
+            })
         if answer.text or not answer.calls:
             blocks.append({"type": "text", "text": answer.text})
         blocks += [
@@ -135,6 +153,7 @@ class _Stream:
     request: ChatRequest
     _open: str = attrs.field(default="", init=False)
     _spoke: bool = attrs.field(default=False, init=False)
+    _thoughts: str = attrs.field(default="", init=False)
     _index: int = attrs.field(default=0, init=False)
 
     def begin(self) -> bytes:
@@ -146,12 +165,16 @@ class _Stream:
     def thoughts(self, delta: str) -> bytes:
         if self._spoke:
             return b""  # thoughts after text can't be put before it any more
+        self._thoughts += delta
         opened = self._opened({"type": "thinking", "thinking": "", "signature": ""})
         return opened + self._delta({"type": "thinking_delta", "thinking": delta})
 
     def text(self, delta: str) -> bytes:
         self._spoke = True
         return self._opened({"type": "text", "text": ""}) + self._delta({"type": "text_delta", "text": delta})
+
+    def keep_alive(self) -> bytes:
+        return _named({"type": "ping"})
 
     def end(self, answer: Answer, rest: str, thoughts: str) -> bytes:
         parts = [self.thoughts(thoughts)] if thoughts else []
@@ -184,11 +207,13 @@ class _Stream:
 
     def _stop(self) -> bytes:
         """Return the event that closes the open block, if there is one."""
-        if not self._open:
+        if not (closed := self._open):
             return b""
+        signature = {"type": "signature_delta", "signature": signature_of(self._thoughts)}
+        signed = self._delta(signature) if closed == "thinking" else b""
         self._open = ""
         self._index += 1
-        return _named({"type": "content_block_stop", "index": self._index - 1})
+        return signed + _named({"type": "content_block_stop", "index": self._index - 1})
 
 
 def _named(data: dict[str, Any]) -> bytes:
@@ -213,24 +238,57 @@ def _usage(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _text(content: str | list[_Block] | None, where: str) -> str:
+def _offered(asked: Sequence[_Tool]) -> tuple[Tool, ...]:
+    """Return the tools as they are offered."""
+    tools: list[Tool] = []
+    left_out: list[str] = []
+    for place, tool in enumerate(asked):
+        kind = tool.type or "custom"
+        if use_of(kind, MESSAGES_TOOLS, f"tools[{place}]") is Use.LEFT_OUT:
+            left_out.append(kind)
+        elif kind == "custom":
+            tools.append(function_tool(tool.name, tool.description, tool.input_schema))
+        else:
+            tools.append(vendors_tool(kind, tool.name))
+    require_hands(len(tools), left_out)
+    return tuple(tools)
+
+
+def _thinking(asked: _Kind | None) -> dict[str, object]:
+    """Return the chat template's variables for the thinking that a request switches on or off."""
+    if asked is None:
+        return {}
+    on = asked.type != "disabled"
+    return {"enable_thinking": on, "thinking": on}
+
+
+def _text(content: str | list[_Block] | None, where: str, *, task: bool = True) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    for block in content:
-        refuse_unless_text(block.type, ("text",), where)
-    return join_text(block.text for block in content)
+    return join_text(_part(block, where, task=task) for block in content)
 
 
-def _messages(message: _Message, where: str) -> Iterator[Message]:
+def _part(block: _Block, where: str, *, task: bool) -> str:
+    """Return the text of a block; documents and search results may hold text."""
+    if block.type == "document" and isinstance(block.source, _Source) and block.source.type in {"text", "content"}:
+        return join_text([block.title or "", block.source.data, _text(block.source.content, where, task=task)])
+    if block.type == "search_result":
+        source = block.source if isinstance(block.source, str) else ""
+        return join_text([block.title or "", source, _text(block.content, where, task=task)])
+    return text_of_part(block.type, block.text or block.tool_name, MESSAGES_PARTS, where, task=task)
+
+
+def _messages(message: _Message, where: str, *, task: bool) -> Iterator[Message]:
     """Yield one message with blocks as several: chat templates take each tool result as a separate message."""
     if isinstance(message.content, str):
         yield {"role": message.role, "content": message.content}
         return
     for block in message.content:
-        refuse_unless_text(block.type, _BLOCKS, where)
         if block.type == "tool_result":
-            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content, where)}
-    rest: dict[str, Any] = {"role": message.role, "content": join_text(block.text for block in message.content)}
+            text = _text(block.content, where, task=False)
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
+    texts = [_part(block, where, task=task) for block in message.content]
+    rest: dict[str, Any] = {"role": message.role, "content": join_text(texts)}
     if thoughts := join_text(block.thinking for block in message.content):
         rest["reasoning_content"] = thoughts
     if calls := [block for block in message.content if block.type == "tool_use"]:

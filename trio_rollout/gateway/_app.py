@@ -90,9 +90,9 @@ class App:
     async def _turn(self, exchange: "Exchange", protocol: AgentProtocol) -> None:
         """Answer a request for a turn: chat completions, messages, responses."""
         session = self._session(exchange)
-        request = protocol.request(await self._body(exchange))
+        request = protocol.request(await self._body(exchange), session.answer_of)
         with session.turn_for(attrs.evolve(request, key=exchange.header("idempotency-key"))) as turn:
-            reply = _TurnReply(exchange, protocol, request, turn, self.settings.send_seconds)
+            reply = _TurnReply(exchange, protocol, request, turn, self.settings)
             await exchange.while_connected(reply.stream if request.stream else reply.whole)
 
     async def _count_tokens(self, exchange: "Exchange", protocol: AgentProtocol) -> None:
@@ -205,7 +205,7 @@ class _TurnReply:
     protocol: AgentProtocol
     request: ChatRequest
     turn: AgentTurn
-    send_seconds: float
+    settings: GatewaySettings
 
     async def whole(self) -> None:
         """Wait for the turn's end and send its answer or its error."""
@@ -219,10 +219,12 @@ class _TurnReply:
     async def stream(self) -> None:
         """Send the answer while it is sampled.
 
-        Nothing is sent before there is text to show: until then an error can have its own status.
+        Nothing is sent before there is text to show, or the heartbeat's time is over: until then an error can have its own
+        status. After that an event without content is sent whenever nothing came for the heartbeat's time, as while a tool
+        call is sampled.
         """
         turn, exchange = self.turn, self.exchange
-        await turn.wait_for_more(0)
+        await self._more(0)
         if turn.answer is None and turn.error is not None:
             await exchange.refuse(self._refusal(), self.protocol)
             return
@@ -235,20 +237,27 @@ class _TurnReply:
             more_text, text = turn.streaming.text[len(text) :], turn.streaming.text
             data = writer.thoughts(more_thoughts) if more_thoughts else b""
             await exchange.events(data + (writer.text(more_text) if more_text else b""))
-            await turn.wait_for_more(len(thoughts) + len(text))
+            if not await self._more(len(thoughts) + len(text)):
+                await exchange.events(writer.keep_alive())
         if turn.answer is None:
             await exchange.events(writer.fail(self._refusal()), last=True)
             return
         end = writer.end(turn.answer, turn.answer.text[len(text) :], turn.answer.reasoning[len(thoughts) :])
         await self._deliver(partial(exchange.events, end, last=True))
 
+    async def _more(self, shown: int) -> bool:
+        """Wait until more than ``shown`` characters may be shown, or for the turn's end; False after the heartbeat's time."""
+        with trio.move_on_after(self.settings.heartbeat) as limit:
+            await self.turn.wait_for_more(shown)
+        return not limit.cancelled_caught
+
     async def _deliver(self, send: Callable[[], Awaitable[None]]) -> None:
         """Send the end of the answer, and count the turn as delivered.
 
-        It does not count if the client was seen to leave before, or reads nothing for ``send_seconds``.
+        It does not count if the client was seen to leave before, or reads nothing for ``GatewaySettings.send_seconds``.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        with trio.move_on_after(self.send_seconds, shield=True) as limit:
+        with trio.move_on_after(self.settings.send_seconds, shield=True) as limit:
             await send()
         self.turn.delivered = self.turn.delivered or not limit.cancelled_caught
 

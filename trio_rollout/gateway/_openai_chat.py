@@ -1,24 +1,28 @@
 """OpenAI's Chat Completions API: ``POST /v1/chat/completions``."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, final
 
 import attrs
 import msgspec
 
-from ..tokenizer._messages import TEXT_PARTS, arguments_of, function_tool, join_text, tool_call
+from ..tokenizer._messages import arguments_of, function_tool, join_text, tool_call
+from ._fields import CHAT, CHAT_PARTS, CHAT_TOOLS, Kinds, decode_request, text_of_part, use_of
 from ._protocol import (
+    Answered,
     Refusal,
     at_least_one_message,
-    decode_body,
+    checked_variables,
     digest_of,
     event,
     json_schema_of,
     limit_of,
-    refuse_unless_text,
+    no_answer,
     stops_of,
+    thinking_of,
 )
-from ._values import Answer, ChatRequest, Message
+from ._tools import INPUT, custom_tool, forms_of, text_input
+from ._values import Answer, ChatRequest, Message, Tool, ToolForm, ToolUse
 
 _DONE: Final = b"data: [DONE]\n\n"
 _ERROR_TYPES: Final = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
@@ -37,9 +41,23 @@ class _Function(msgspec.Struct):
     arguments: str = "{}"
 
 
+class _CustomCall(msgspec.Struct):
+    name: str
+    input: str = ""
+
+
 class _ToolCall(msgspec.Struct):
-    function: _Function
+    function: _Function | None = None
+    custom: _CustomCall | None = None
     id: str = ""
+
+    def as_call(self, where: str) -> dict[str, Any]:
+        """Return the call as chat templates take it."""
+        if self.custom is not None:
+            return tool_call(self.id, self.custom.name, {INPUT: self.custom.input})
+        if self.function is None:
+            raise Refusal(400, f"{where}: a tool call needs 'function' or 'custom'")
+        return tool_call(self.id, self.function.name, arguments_of(self.function.arguments))
 
 
 class _Message(msgspec.Struct):
@@ -49,17 +67,20 @@ class _Message(msgspec.Struct):
     tool_call_id: str | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    function_call: Any = None
 
-    def as_message(self, place: int) -> Message:
+    def as_message(self, where: str, *, task: bool) -> Message:
         """Return the message as chat templates take it."""
+        if self.role == "function" or self.function_call is not None:
+            raise Refusal(400, f"{where}: this is the former form of a call; give 'tool_calls' and the role 'tool'")
         role = "system" if self.role == "developer" else self.role
-        message: dict[str, Any] = {"role": role, "content": text_of(self.content, TEXT_PARTS, f"messages[{place}]")}
+        text = text_of(self.content, CHAT_PARTS, where, task=task and role != "tool")
+        message: dict[str, Any] = {"role": role, "content": text}
         if self.tool_calls:
-            message["tool_calls"] = [
-                tool_call(call.id, call.function.name, arguments_of(call.function.arguments))
-                for call in self.tool_calls
-            ]
-        given = {name: getattr(self, name) for name in ("tool_call_id", "name", "reasoning_content")}
+            message["tool_calls"] = [call.as_call(where) for call in self.tool_calls]
+        thoughts = self.reasoning if self.reasoning_content is None else self.reasoning_content
+        given = {"tool_call_id": self.tool_call_id, "name": self.name, "reasoning_content": thoughts}
         return message | {name: value for name, value in given.items() if value is not None}
 
 
@@ -69,9 +90,26 @@ class _FunctionSpec(msgspec.Struct):
     parameters: dict[str, Any] | None = None
 
 
+class _CustomSpec(msgspec.Struct):
+    name: str
+    description: str | None = None
+    format: dict[str, Any] | None = None
+
+
 class _Tool(msgspec.Struct):
     type: str = "function"
     function: _FunctionSpec | None = None
+    custom: _CustomSpec | None = None
+
+    def offered(self, where: str) -> tuple[ToolForm, Tool]:
+        """Return the tool's form, and the tool as it is offered."""
+        use_of(self.type, CHAT_TOOLS, where)
+        if self.custom is not None:
+            form = ToolForm(name=self.custom.name, custom=True)
+            return form, custom_tool(form, self.custom.description, self.custom.format)
+        if (function := self.function) is None:
+            raise Refusal(400, f"{where}: a tool needs 'function' or 'custom'")
+        return ToolForm(name=function.name), function_tool(function.name, function.description, function.parameters)
 
 
 class _StreamOptions(msgspec.Struct):
@@ -88,11 +126,11 @@ class _Body(msgspec.Struct):
     stop: str | list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
-    n: int | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     response_format: dict[str, Any] | None = None
-    logprobs: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 @final
@@ -100,18 +138,18 @@ class _Body(msgspec.Struct):
 class ChatCompletions:
     """The Chat Completions API as an ``AgentProtocol``."""
 
-    def request(self, body: bytes) -> ChatRequest:
-        asked: _Body = decode_body(body, _Body)
+    def request(self, body: bytes, answered: Answered = no_answer) -> ChatRequest:  # noqa: ARG002  requests here hold everything
+        asked: _Body = decode_request(body, _Body, CHAT)
         at_least_one_message(asked.messages)
-        if asked.n not in {None, 1}:
-            raise Refusal(400, f"n: got {asked.n}, allowed: 1; send one request for each sample")
-        if asked.logprobs:
-            raise Refusal(400, "logprobs: log-probs are recorded for the trainer and not sent to agents")
         most = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
-        tools = [] if asked.tool_choice == "none" else [tool.function for tool in asked.tools or () if tool.function]
+        given = [] if asked.tool_choice == "none" else asked.tools or []
+        tools = [tool.offered(f"tools[{place}]") for place, tool in enumerate(given)]
+        variables = thinking_of(asked.reasoning_effort) | (asked.chat_template_kwargs or {})
         return ChatRequest(
-            messages=tuple(message.as_message(place) for place, message in enumerate(asked.messages)),
-            tools=tuple(function_tool(tool.name, tool.description, tool.parameters) for tool in tools),
+            messages=tuple(_messages(asked.messages)),
+            tools=tuple(tool for _, tool in tools),
+            forms=forms_of(form for form, _ in tools),
+            variables=checked_variables(variables, "chat_template_kwargs"),
             max_tokens=limit_of(most),
             stop=stops_of(asked.stop, "stop"),
             temperature=asked.temperature,
@@ -128,7 +166,7 @@ class ChatCompletions:
         if answer.reasoning:
             message["reasoning_content"] = answer.reasoning
         if answer.calls:
-            message["tool_calls"] = _calls(answer)
+            message["tool_calls"] = _calls(answer, request)
         choice = {"index": 0, "message": message, "finish_reason": answer.finish.value, "logprobs": None}
         return {**_head(answer.id, request, "chat.completion"), "choices": [choice], "usage": _usage(answer)}
 
@@ -140,13 +178,18 @@ class ChatCompletions:
         return {"error": {"message": refusal.message, "type": kind, "param": None, "code": None}}
 
 
-def text_of(content: str | list[Part] | None, known: Sequence[str], where: str) -> str:
-    """Return the text of a message's content; refuse parts that are none of the known types of text."""
+def _messages(asked: Sequence[_Message]) -> Iterator[Message]:
+    task = True
+    for place, message in enumerate(asked):
+        task = task and message.role != "assistant"
+        yield message.as_message(f"messages[{place}]", task=task)
+
+
+def text_of(content: str | list[Part] | None, known: Kinds, where: str, *, task: bool) -> str:
+    """Return the text of a message's content; see ``text_of_part``."""
     if content is None or isinstance(content, str):
         return content or ""
-    for part in content:
-        refuse_unless_text(part.type, known, where)
-    return join_text(part.text or part.refusal for part in content)
+    return join_text(text_of_part(part.type, part.text or part.refusal, known, where, task=task) for part in content)
 
 
 @final
@@ -164,11 +207,16 @@ class _Stream:
     def text(self, delta: str) -> bytes:
         return self._chunk({"content": delta})
 
+    def keep_alive(self) -> bytes:
+        return self._chunk({"content": ""})
+
     def end(self, answer: Answer, rest: str, thoughts: str) -> bytes:
         parts = [self.thoughts(thoughts)] if thoughts else []
         if rest:
             parts.append(self.text(rest))
-        parts += [self._chunk({"tool_calls": [{"index": at, **call}]}) for at, call in enumerate(_calls(answer))]
+        parts += [
+            self._chunk({"tool_calls": [{"index": at, **call}]}) for at, call in enumerate(_calls(answer, self.request))
+        ]
         parts.append(self._chunk({}, answer.finish.value))
         if self.request.include_usage:
             parts.append(self._event(choices=[], usage=_usage(answer)))
@@ -189,8 +237,14 @@ def _head(turn: str, request: ChatRequest, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{turn}", "object": kind, "created": 0, "model": request.model}
 
 
-def _calls(answer: Answer) -> list[dict[str, Any]]:
-    return [tool_call(call.id, call.name, call.arguments) for call in answer.calls]
+def _calls(answer: Answer, request: ChatRequest) -> list[dict[str, Any]]:
+    return [_call(call, request.forms.get(call.name)) for call in answer.calls]
+
+
+def _call(call: ToolUse, form: ToolForm | None) -> dict[str, Any]:
+    if form is not None and form.custom:
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": text_input(call.arguments)}}
+    return tool_call(call.id, call.name, call.arguments)
 
 
 def _usage(answer: Answer) -> dict[str, Any]:

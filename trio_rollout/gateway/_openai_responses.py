@@ -4,39 +4,52 @@ The input is a list of items. The items of one answer (thoughts, text, calls) be
 it; an answer becomes items again.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import base64
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, final
 
 import attrs
 import msgspec
 
-from ..tokenizer._messages import TEXT_PARTS, arguments_of, function_tool, join_text, tool_call
+from ..tokenizer._messages import arguments_of, function_tool, join_text, tool_call
+from ._fields import RESPONSES, RESPONSES_ITEMS, RESPONSES_PARTS, RESPONSES_TOOLS, Use, decode_request, use_of
 from ._openai_chat import ChatCompletions, Part, text_of
 from ._protocol import (
+    Answered,
     Refusal,
     at_least_one_message,
-    decode_body,
     digest_of,
     event,
     json_schema_of,
     limit_of,
+    no_answer,
+    thinking_of,
 )
-from ._values import Answer, ChatRequest, Finish, Message
+from ._tools import INPUT, custom_tool, forms_of, require_hands, text_input
+from ._values import Answer, ChatRequest, Finish, Message, Tool, ToolForm, ToolUse, offered_name
 
 _RESPONSE: Final = "resp_"
-_TEXT: Final = (*TEXT_PARTS, "summary_text", "reasoning_text")
+_ENCRYPTED: Final = "reasoning.encrypted_content"
+_LOG_PROBS: Final = "message.output_text.logprobs"
+# The ids of an answer's items: its kind, its turn, and for a call its place among the calls.
+_ITEM_ID: Final = re.compile(r"(rs|msg|fc_call|ctc_call)_([0-9a-f]{32})(\d*)")
 
 
 class _Item(msgspec.Struct):
     """An input item of any type; the type says which fields count."""
 
-    type: str = "message"
+    type: str | None = "message"
+    id: str | None = None
     role: str = "user"
     content: str | list[Part] | None = None
     summary: list[Part] | None = None
+    encrypted_content: str | None = None
     call_id: str = ""
     name: str = ""
+    namespace: str | None = None
     arguments: str = "{}"
+    input: str = ""
     output: str | list[Part] | None = None
 
 
@@ -45,6 +58,29 @@ class _Tool(msgspec.Struct):
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    format: dict[str, Any] | None = None
+    tools: "list[_Tool] | None" = None
+
+    def offered(self, where: str, namespace: str | None = None) -> Iterator[tuple[ToolForm, Tool]]:
+        """Yield the tool's form, and the tool as it is offered; a namespace is several tools."""
+        if not self.name:
+            raise Refusal(400, f"{where}: a tool of type {self.type!r} needs a name")
+        if self.type == "namespace" and namespace is None:
+            for place, tool in enumerate(self.tools or ()):
+                use_of(tool.type, RESPONSES_TOOLS, f"{where}.tools[{place}]")
+                yield from tool.offered(f"{where}.tools[{place}]", self.name)
+            return
+        form = ToolForm(name=self.name, namespace=namespace, custom=self.type == "custom")
+        if form.custom:
+            yield form, custom_tool(form, self.description, self.format)
+        elif self.type == "function":
+            yield form, function_tool(form.offered, self.description, self.parameters)
+        else:
+            raise Refusal(400, f"{where}: a tool of type {self.type!r} can't stand in a namespace")
+
+
+class _Reasoning(msgspec.Struct):
+    effort: str | None = None
 
 
 class _Text(msgspec.Struct):
@@ -62,11 +98,10 @@ class _Body(msgspec.Struct):
     top_p: float | None = None
     stream: bool | None = None
     previous_response_id: str | None = None
-    conversation: Any = None
-    background: bool | None = None
     text: _Text | None = None
-    top_logprobs: int | None = None
     store: bool | None = None
+    reasoning: _Reasoning | None = None
+    include: list[str] | None = None
 
 
 @final
@@ -77,32 +112,32 @@ class Responses:
     A request has its whole conversation, or the id of the response that it continues.
     """
 
-    def request(self, body: bytes) -> ChatRequest:
-        asked: _Body = decode_body(body, _Body)
-        if asked.conversation is not None or asked.background:
-            raise Refusal(
-                400, "conversation and background are not supported: use previous_response_id, and wait for the answer"
-            )
-        if asked.top_logprobs:
-            raise Refusal(400, "top_logprobs: log-probs are recorded for the trainer and not sent to agents")
+    def request(self, body: bytes, answered: Answered = no_answer) -> ChatRequest:
+        asked: _Body = decode_request(body, _Body, RESPONSES)
+        include = asked.include or []
+        if _LOG_PROBS in include:
+            raise Refusal(400, f"include: {_LOG_PROBS}: log-probs are recorded for the trainer and not sent to agents")
         items = [_Item(content=asked.input)] if isinstance(asked.input, str) else asked.input
         at_least_one_message(items)
         first: list[Message] = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
-        # Tools of other types are run by OpenAI itself (web search, …), so they are left out.
-        tools = [] if asked.tool_choice == "none" else [tool for tool in asked.tools or () if tool.type == "function"]
+        tools = _offered([] if asked.tool_choice == "none" else asked.tools or [])
+        previous = (asked.previous_response_id or "").removeprefix(_RESPONSE)
         return ChatRequest(
-            messages=(*first, *_messages(items)),
-            tools=tuple(function_tool(tool.name or "", tool.description, tool.parameters) for tool in tools),
+            messages=(*first, *_messages(items, answered, task=not previous)),
+            tools=tuple(tool for _, tool in tools),
+            forms=forms_of(form for form, _ in tools),
+            variables=thinking_of(asked.reasoning.effort if asked.reasoning else None),
             max_tokens=limit_of(asked.max_output_tokens),
             temperature=asked.temperature,
             top_p=asked.top_p,
             stream=bool(asked.stream),
             model=asked.model,
             digest=digest_of("responses", body),
-            previous=(asked.previous_response_id or "").removeprefix(_RESPONSE),
+            previous=previous,
             instructions=len(first),
             store=asked.store is not False,
             extra=json_schema_of(asked.text.format if asked.text else None, "text.format"),
+            encrypted=_ENCRYPTED in include,
         )
 
     def answer(self, answer: Answer, request: ChatRequest) -> dict[str, Any]:
@@ -150,12 +185,15 @@ class _Stream:
         self._spoke = True
         return self._add(_MESSAGE, delta)
 
+    def keep_alive(self) -> bytes:
+        return self._event("response.in_progress", response=_response(self.turn, self.request, None))
+
     def end(self, answer: Answer, rest: str, thoughts: str) -> bytes:
         parts: list[bytes] = [self.thoughts(thoughts)] if thoughts else []
         if rest or not (self._spoke or answer.calls):
             parts.append(self.text(rest))
         parts.append(self._close())
-        parts += [self._call(item) for item in _output(answer) if item["type"] == "function_call"]
+        parts += [self._call(_call_item(call, self.request)) for call in answer.calls]
         kind = "response.incomplete" if answer.finish is Finish.LENGTH else "response.completed"
         parts.append(self._event(kind, response=_response(self.turn, self.request, answer)))
         return b"".join(parts)
@@ -183,7 +221,12 @@ class _Stream:
         self._open = None
         done = self._text_event(shape, "done", text=self._shown)
         done += self._event("response.content_part.done", **self._place(shape), part=shape.part(self._shown))
-        return done + self._item_done(shape.item(self.turn, self._shown))
+        return done + self._item_done(self._item(shape))
+
+    def _item(self, shape: _Shape) -> dict[str, Any]:
+        """Return the item with the text so far."""
+        item = shape.item(self.turn, self._shown)
+        return item | _sealed(self._shown, self.request) if shape is _THOUGHTS else item
 
     def _text_event(self, shape: _Shape, what: str, **text: str) -> bytes:
         kind = f"response.{shape.part('')['type']}.{what}"
@@ -194,13 +237,14 @@ class _Stream:
 
     def _call(self, item: dict[str, Any]) -> bytes:
         where = {"item_id": item["id"], "output_index": self._index}
-        started = {**item, "status": "in_progress", "arguments": ""}
+        custom = item["type"] == "custom_tool_call"
+        name = "input" if custom else "arguments"
+        kind = "response.custom_tool_call_input" if custom else "response.function_call_arguments"
+        named = {} if custom else {"name": item["name"]}
         return b"".join([
-            self._event("response.output_item.added", output_index=self._index, item=started),
-            self._event("response.function_call_arguments.delta", **where, delta=item["arguments"]),
-            self._event(
-                "response.function_call_arguments.done", **where, name=item["name"], arguments=item["arguments"]
-            ),
+            self._event("response.output_item.added", output_index=self._index, item=_started(item, name)),
+            self._event(f"{kind}.delta", **where, delta=item[name]),
+            self._event(f"{kind}.done", **where, **named, **{name: item[name]}),
             self._item_done(item),
         ])
 
@@ -213,39 +257,119 @@ class _Stream:
         return event({"type": kind, "sequence_number": self._sequence - 1, **fields}, kind)
 
 
-def _messages(items: list[_Item]) -> Iterator[Message]:
-    """Yield the items as messages: those of one answer (thoughts, text, calls) as one message."""
+def _offered(asked: Sequence[_Tool]) -> list[tuple[ToolForm, Tool]]:
+    """Return the forms of the tools, and the tools as they are offered."""
+    tools: list[tuple[ToolForm, Tool]] = []
+    left_out: list[str] = []
+    for place, tool in enumerate(asked):
+        if use_of(tool.type, RESPONSES_TOOLS, f"tools[{place}]") is Use.LEFT_OUT:
+            left_out.append(tool.type)
+        else:
+            tools += tool.offered(f"tools[{place}]")
+    require_hands(len(tools), left_out)
+    return tools
+
+
+_OF_AN_ANSWER: Final = frozenset({"reasoning", "function_call", "custom_tool_call", "item_reference"})
+
+
+def _messages(items: list[_Item], answered: Answered, *, task: bool) -> Iterator[Message]:
+    """Yield the items as messages: those of one answer (thoughts, text, calls) as one message.
+
+    ``task`` is true if no answer stands before the first item.
+    """
     answer: dict[str, Any] | None = None
     for place, item in enumerate(items):
-        if item.type in {"reasoning", "function_call"} or (item.type == "message" and item.role == "assistant"):
-            answer = answer or {"role": "assistant", "content": ""}
-            _add_to(answer, item, f"input[{place}]")
+        where, kind = f"input[{place}]", _kind_of(item)
+        use_of(kind, RESPONSES_ITEMS, where)
+        if kind in _OF_AN_ANSWER or (kind == "message" and item.role == "assistant"):
+            answer, task = answer or {"role": "assistant", "content": ""}, False
+            _add_to(answer, kind, item, answered, where)
             continue
         if answer is not None:
             yield answer
             answer = None
-        yield _other(item, f"input[{place}]")
+        yield _other(item, kind, where, task=task)
     if answer is not None:
         yield answer
 
 
-def _add_to(answer: dict[str, Any], item: _Item, where: str) -> None:
-    if item.type == "reasoning":
-        if thoughts := join_text([text_of(item.summary, _TEXT, where), text_of(item.content, _TEXT, where)]):
+def _kind_of(item: _Item) -> str:
+    """Return the item's type; one that has only an id is a reference, with or without its type."""
+    if item.type in {None, "message"} and item.content is None and item.id:
+        return "item_reference"
+    return item.type or "message"
+
+
+def _add_to(answer: dict[str, Any], kind: str, item: _Item, answered: Answered, where: str) -> None:
+    """Add one item of an answer to the message that it belongs to."""
+    if kind == "item_reference":
+        _add_reference(answer, item.id or "", answered, where)
+    elif kind == "reasoning":
+        parts = [_text(item.summary, where), _text(item.content, where)]
+        if thoughts := join_text(parts) or _opened(item.encrypted_content):
             answer["reasoning_content"] = thoughts
-    elif item.type == "function_call":
-        call = tool_call(item.call_id, item.name, arguments_of(item.arguments))
-        answer.setdefault("tool_calls", []).append(call)
+    elif kind == "message":
+        answer["content"] = join_text([answer["content"], _text(item.content, where)])
     else:
-        answer["content"] = join_text([answer["content"], text_of(item.content, _TEXT, where)])
+        custom = kind == "custom_tool_call"
+        arguments = {INPUT: item.input} if custom else arguments_of(item.arguments)
+        call = tool_call(item.call_id, offered_name(item.name, item.namespace), arguments)
+        answer.setdefault("tool_calls", []).append(call)
 
 
-def _other(item: _Item, where: str) -> Message:
-    if item.type == "function_call_output":
-        return {"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output, _TEXT, where)}
-    if item.type != "message":
-        raise Refusal(400, f"{where}: items of type {item.type!r} are not supported")
-    return {"role": "system" if item.role == "developer" else item.role, "content": text_of(item.content, _TEXT, where)}
+def _add_reference(answer: dict[str, Any], name: str, answered: Answered, where: str) -> None:
+    """Add the part of an answer of this session that an id names."""
+    found = _ITEM_ID.fullmatch(name)
+    message = (answered(found[2]) if found else None) or {}
+    calls, place = message.get("tool_calls") or (), int(found[3] or 0) if found else 0
+    if found is None or not message or ("call" in found[1] and place >= len(calls)):
+        raise Refusal(400, f"{where}: this session has no item {name!r} among its last answers; send the item itself")
+    if found[1] == "rs":
+        answer["reasoning_content"] = message.get("reasoning_content", "")
+    elif found[1] == "msg":
+        answer["content"] = join_text([answer["content"], message["content"]])
+    else:
+        answer.setdefault("tool_calls", []).append(calls[place])
+
+
+def _text(content: str | list[Part] | None, where: str, *, task: bool = False) -> str:
+    return text_of(content, RESPONSES_PARTS, where, task=task)
+
+
+def _other(item: _Item, kind: str, where: str, *, task: bool) -> Message:
+    if kind != "message":
+        return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output, where)}
+    role = "system" if item.role == "developer" else item.role
+    return {"role": role, "content": _text(item.content, where, task=task)}
+
+
+def _sealed(thoughts: str, request: ChatRequest) -> dict[str, str]:
+    """Return the encrypted form of thoughts, if it was asked for. It hides nothing, and brings the thoughts back."""
+    return {"encrypted_content": base64.b64encode(thoughts.encode()).decode()} if request.encrypted else {}
+
+
+def _opened(sealed: str | None) -> str:
+    """Return the thoughts in their encrypted form; empty if they are another vendor's."""
+    try:
+        return base64.b64decode(sealed or "", validate=True).decode()
+    except ValueError:
+        return ""
+
+
+def _started(item: dict[str, Any], name: str) -> dict[str, Any]:
+    return {**item, "status": "in_progress", name: ""}
+
+
+def _call_item(call: ToolUse, request: ChatRequest) -> dict[str, Any]:
+    """Return a call in the shape of its tool."""
+    form = request.forms.get(call.name) or ToolForm(name=call.name)
+    item: dict[str, Any] = {"status": "completed", "call_id": call.id, "name": form.name}
+    if form.namespace is not None:
+        item["namespace"] = form.namespace
+    if form.custom:
+        return {"id": f"ctc_{call.id}", "type": "custom_tool_call", **item, "input": text_input(call.arguments)}
+    return {"id": f"fc_{call.id}", "type": "function_call", **item, "arguments": call.arguments}
 
 
 def _thoughts_part(text: str) -> dict[str, Any]:
@@ -269,24 +393,13 @@ _THOUGHTS: Final = _Shape("rs_", _thoughts_part, _thoughts_item)
 _MESSAGE: Final = _Shape("msg_", _text_part, _message_item, {"status": "in_progress"}, {"logprobs": []})
 
 
-def _output(answer: Answer) -> list[dict[str, Any]]:
+def _output(answer: Answer, request: ChatRequest) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if answer.reasoning:
-        items.append(_thoughts_item(answer.id, answer.reasoning))
+        items.append(_thoughts_item(answer.id, answer.reasoning) | _sealed(answer.reasoning, request))
     if answer.text or not answer.calls:
         items.append(_message_item(answer.id, answer.text))
-    items += [
-        {
-            "id": f"fc_{call.id}",
-            "type": "function_call",
-            "status": "completed",
-            "call_id": call.id,
-            "name": call.name,
-            "arguments": call.arguments,
-        }
-        for call in answer.calls
-    ]
-    return items
+    return [*items, *(_call_item(call, request) for call in answer.calls)]
 
 
 def _response(turn: str, request: ChatRequest, answer: Answer | None) -> dict[str, Any]:
@@ -302,7 +415,7 @@ def _response(turn: str, request: ChatRequest, answer: Answer | None) -> dict[st
         "instructions": None,
         "metadata": {},
         "model": request.model,
-        "output": [] if answer is None else _output(answer),
+        "output": [] if answer is None else _output(answer, request),
         "parallel_tool_calls": True,
         "temperature": request.temperature,
         "tool_choice": "auto",

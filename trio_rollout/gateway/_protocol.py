@@ -5,18 +5,30 @@ An ``AgentProtocol`` turns a body into a ``ChatRequest``, an ``Answer`` into a b
 to try again or not.
 """
 
+import base64
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
-from ..errors import RequestRejected, SessionClosed
-from ._values import Answer, ChatRequest
+from ..errors import RequestRejected, SessionClosed, SettingsError
+from ..tokenizer._tokenizer import require_variables
+from ._values import Answer, ChatRequest, Message
 
 # OpenAI's and Anthropic's clients obey this header first; without it they send a request again after a 503 or a 429.
 NO_RETRY: Mapping[str, str] = {"x-should-retry": "false"}
 RETRY: Mapping[str, str] = {"retry-after": "1", "x-should-retry": "true"}
+_LARGEST: Final = 2**31 - 1
+
+
+Answered: TypeAlias = Callable[[str], Message | None]
+"""Returns the answer of a turn by its id, as a message; None if it is not known."""
+
+
+def no_answer(_turn: str, /) -> Message | None:
+    """Return None, as for a session that has answered nothing."""
+    return None
 
 
 class Refusal(Exception):  # not a RolloutError: it never leaves the gateway
@@ -55,6 +67,10 @@ class StreamWriter(Protocol):
         """Return more of the text."""
         ...
 
+    def keep_alive(self) -> bytes:
+        """Return an event that says nothing: clients give up a stream on which nothing comes."""
+        ...
+
     def end(self, answer: Answer, rest: str, thoughts: str) -> bytes:
         """Return the rest of the text and of the thoughts, and everything that is only known at the end."""
         ...
@@ -67,8 +83,8 @@ class StreamWriter(Protocol):
 class AgentProtocol(Protocol):
     """One API that agents speak: Chat Completions, Responses or Messages."""
 
-    def request(self, body: bytes) -> ChatRequest:
-        """Decode the body of a request.
+    def request(self, body: bytes, answered: Answered = no_answer) -> ChatRequest:
+        """Decode the body of a request; ``answered`` finds what it refers to.
 
         Raises:
           Refusal: the body is no valid request.
@@ -92,7 +108,7 @@ def decode_body(body: bytes, kind: type[Any]) -> Any:
     """Decode a JSON body as this type, or refuse it with 400 and the name of the field that is wrong."""
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, a number of 5,000 digits
         raise Refusal(400, f"the body is no valid request: {error}") from error
 
 
@@ -108,10 +124,12 @@ def event(data: object, name: str | None = None) -> bytes:
 
 
 def limit_of(asked: int | None) -> int | None:
-    """Return a request's limit on new tokens; refuse one below 1."""
-    if asked is not None and asked < 1:
-        raise Refusal(400, f"the limit on new tokens: got {asked}, allowed: at least 1")
-    return asked
+    """Return a request's limit on new tokens; refuse one below 1. A larger one than any context says the same as that."""
+    if asked is None:
+        return None
+    if asked < 1:
+        raise Refusal(400, f"the limit on new tokens: got {max(asked, -_LARGEST)}, allowed: at least 1")
+    return min(asked, _LARGEST)
 
 
 def stops_of(given: str | Sequence[str] | None, name: str) -> tuple[str, ...]:
@@ -137,10 +155,25 @@ def json_schema_of(form: Mapping[str, Any] | None, name: str) -> dict[str, objec
     raise Refusal(400, f"{name}: got type {kind!r}, allowed: text, json_object, json_schema")
 
 
-def refuse_unless_text(kind: str, known: Sequence[str], where: str) -> None:
-    """Refuse a part of a message's content that is no text, but an image, a file, …"""
-    if kind not in known:
-        raise Refusal(400, f"{where}: content of type {kind!r} can't be tokenised, only {', '.join(known)} can")
+def signature_of(thoughts: str) -> str:
+    """Return a signature of thoughts. Some clients send only signed thoughts back, and rewrite the others."""
+    return base64.b64encode(hashlib.blake2b(thoughts.encode()).digest()).decode()
+
+
+def checked_variables(variables: Mapping[str, object], name: str) -> Mapping[str, object]:
+    """Return the chat template's variables that a request sets; refuse those that the caller of a template sets."""
+    try:
+        require_variables(variables, name)
+    except SettingsError as error:
+        raise Refusal(400, str(error)) from error
+    return variables
+
+
+def thinking_of(effort: str | None) -> dict[str, object]:
+    """Return the chat template's variables for the requested effort of thinking; "none" switches thinking off."""
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort, **({"enable_thinking": False, "thinking": False} if effort == "none" else {})}
 
 
 def at_least_one_message(messages: Sequence[object]) -> None:

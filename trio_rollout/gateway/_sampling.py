@@ -20,9 +20,10 @@ from ..errors import ServerError, SettingsError
 from ..tokenizer._messages import NO_OBJECT, arguments_of, tool_call
 from ..tokenizer._tokenizer import LARGE_TEXT
 from ._conversation import Conversation, Placed
-from ._parsers import Parsed, Parser
+from ._parsers import Call, Parsed, Parser
 from ._protocol import Refusal
 from ._settings import GatewaySettings
+from ._tools import custom_arguments
 from ._turn import AgentTurn, StreamingText
 from ._values import Answer, ChatRequest, ContextLimits, Finish, Message, Tool, ToolUse
 
@@ -149,7 +150,7 @@ def _require_streamed(turn: AgentTurn, sampled: Turn) -> None:
 
 def _answer(turn: str, sampled: Turn, parsed: Parsed, request: ChatRequest) -> Answer:
     calls = tuple(
-        ToolUse(id=f"call_{turn}{place}", name=call.name or "", arguments=_as_object(call.parameters))
+        ToolUse(id=f"call_{turn}{place}", name=call.name or "", arguments=_arguments(call, request))
         for place, call in enumerate(parsed.calls)
     )
     finish = Finish.LENGTH if sampled.stop is Stop.LENGTH else Finish.TOOL_CALLS if calls else Finish.STOP
@@ -168,8 +169,12 @@ def _answer(turn: str, sampled: Turn, parsed: Parsed, request: ChatRequest) -> A
     )
 
 
-def _as_object(written: str) -> str:
+def _arguments(call: Call, request: ChatRequest) -> str:
     """Return a call's arguments as the JSON text of an object: the parser's text if that is one."""
+    written = call.parameters
+    form = request.forms.get(call.name or "")
+    if form is not None and form.custom:
+        return custom_arguments(written)
     value = arguments_of(written)
     kept = written.lstrip().startswith("{") and value != {NO_OBJECT: written}
     return written if kept else msgspec.json.encode(value).decode()

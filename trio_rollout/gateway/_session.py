@@ -160,6 +160,11 @@ class GatewaySession:
         self._responses_by_id.move_to_end(request.previous)
         return attrs.evolve(request, messages=(*request.messages[:place], *before, *request.messages[place:]))
 
+    def answer_of(self, turn: str) -> Message | None:
+        """Return the answer of a turn that later requests may continue by its id; None if there is none among the last."""
+        found = self._responses_by_id.get(turn)
+        return None if found is None else found[-1]
+
     def _start(self, request: ChatRequest) -> AgentTurn:
         settings = self._settings
         most, at_once, waiting = settings.max_turns, settings.max_concurrent_turns, settings.max_waiting_turns

@@ -24,6 +24,8 @@ class GatewaySettings:
     - ``tool_parser`` and ``reasoning_parser``: names of SGLang's parsers; None takes those of the servers.
     - ``tombstones`` and ``tombstone_seconds``: closed sessions are remembered up to this number and for this time, so
       that their late requests are told that the session is closed.
+    - ``heartbeat``: a stream begins at the latest after this time, and never says nothing for longer: an event without
+      content is sent. Clients give up a silent stream.
     - ``body_seconds``: most time for a request to arrive. ``send_seconds``: most time that a client may read nothing.
 
     Raises:
@@ -49,5 +51,6 @@ class GatewaySettings:
     reasoning_parser: str | None = None
     tombstones: int = attrs.field(default=4096, validator=whole(0))
     tombstone_seconds: float = attrs.field(default=600.0, converter=float, validator=seconds)
+    heartbeat: float = attrs.field(default=2.0, converter=float, validator=seconds)
     body_seconds: float = attrs.field(default=60.0, converter=float, validator=seconds)
     send_seconds: float = attrs.field(default=30.0, converter=float, validator=seconds)

@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import attrs
 
@@ -10,6 +10,29 @@ Message: TypeAlias = Mapping[str, Any]
 """One message as chat templates take it: role, content, tool_calls, reasoning_content."""
 Tool: TypeAlias = Mapping[str, Any]
 """One tool as chat templates take it: OpenAI's ``{"type": "function", "function": {...}}``."""
+
+
+@final
+@attrs.frozen(kw_only=True)
+class ToolForm:
+    """The shape of an agent's tool."""
+
+    name: str
+    namespace: str | None = None
+    custom: bool = False
+    """True if a call has a text instead of arguments."""
+
+    @property
+    def offered(self) -> str:
+        """The name under which a model calls it."""
+        return offered_name(self.name, self.namespace)
+
+
+def offered_name(name: str, namespace: str | None) -> str:
+    """Return the name under which a model calls a tool: one name, also for a tool of a namespace."""
+    if not namespace:
+        return name
+    return f"{namespace}{name}" if namespace.endswith("_") else f"{namespace}__{name}"
 
 
 @attrs.frozen(kw_only=True)
@@ -40,6 +63,10 @@ class ChatRequest:
     """SGLang's sampling parameters for the format of the answer."""
     variables: Mapping[str, object] = attrs.field(factory=dict)
     """Variables of the chat template."""
+    forms: Mapping[str, ToolForm] = attrs.field(factory=dict)
+    """The shapes of the tools that are no plain functions, by the names under which they are offered."""
+    encrypted: bool = False
+    """True if the thoughts of an answer are to be sent in encrypted form as well."""
 
 
 @attrs.frozen(kw_only=True)
