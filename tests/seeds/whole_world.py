@@ -236,6 +236,8 @@ async def _consume(world: SimWorld, engine: RolloutEngine, story: Story, faults:
         world.sometimes("next_batch was cancelled", patience.cancelled_caught)
         if batch is not None:
             story.delivered += [group.prompt.id for group in batch.groups]
+            for group in batch.groups:
+                assert [row.index for row in group.trajectories] == [0, 1, 2, 3], group
             try:
                 await batch.ack()
             except RolloutError as error:

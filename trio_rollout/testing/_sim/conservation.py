@@ -15,6 +15,8 @@ from ..._core.lifecycle import State
 from ..._core.samples import SampleState
 from ..._core.values import GroupId
 from ...engine._engine import RolloutEngine
+from ...engine._running import RunningAttempts
+from ...engine._slots import Slots
 
 _UNDER_WAY = frozenset({SampleState.RUNNING, SampleState.RESTING})
 
@@ -56,8 +58,10 @@ class Conservation:
     def __call__(self) -> None:
         """Check once."""
         state = self._engine._state  # not statistics(): that counts connections too
-        if state.book.pulled != sum(state.book.counts.values()) or not 0 <= state.slots.in_use <= state.slots.total:
-            self._fail("a group is in no state or in two, or slots are lost")
+        if state.book.pulled != sum(state.book.counts.values()):
+            self._fail("a group is in no state or in two")
+        if len(state.running) > state.book.count(State.RUNNING):
+            self._fail(f"{len(state.running)} attempts at {state.book.count(State.RUNNING)} running groups")
         kept, turns = 0, state.context.settings.resume is Resume.TURNS
         for entry in state.book.entries(State.WAITING, State.RUNNING, State.READY):
             samples = tuple([sample.state for sample in entry.samples])
@@ -65,7 +69,8 @@ class Conservation:
             if seen is None or seen.samples != samples or seen.state is not entry.state:
                 seen = self._look(entry, samples, seen)
             kept += seen.kept + (_left_turns(entry) if turns else 0)
-        self._check_tokens(kept, self._tokens_of_tries())
+        self._check_tokens(kept, self._tokens_of_tries(state.running, state.slots))
+        self._tokens_of_tries(state.evaluations, state.evaluation_slots)
 
     def _look(self, entry: Entry, samples: tuple[SampleState, ...], before: _Seen | None) -> _Seen:
         """Check a group in which something has changed since the last step."""
@@ -86,19 +91,17 @@ class Conservation:
         self._seen[entry.id] = now
         return now
 
-    def _tokens_of_tries(self) -> int:
+    def _tokens_of_tries(self, attempts: RunningAttempts, slots: Slots) -> int:
         """Return the number of tokens in the tries under way; each try is one of a running sample, in a slot."""
-        state, tries, tokens = self._engine._state, 0, 0
-        for attempt in state.running:
+        tries = tokens = 0
+        for attempt in attempts:
             for index, this in attempt.tries.items():
                 tries += 1
-                tokens += this.tokens
+                tokens += this.new_tokens
                 if attempt.samples[index].state is not SampleState.RUNNING:
                     self._fail(f"group {attempt.id}: a try at sample {index}, {attempt.samples[index].state.value}")
-        if len(state.running) > state.book.count(State.RUNNING):
-            self._fail(f"{len(state.running)} attempts at {state.book.count(State.RUNNING)} running groups")
-        if tries > state.slots.in_use:
-            self._fail(f"{tries} tries are under way in {state.slots.in_use} slots")
+        if not tries <= slots.in_use <= slots.total:
+            self._fail(f"{tries} tries are under way in {slots.in_use} slots of {slots.total}")
         return tokens
 
     def _check_tokens(self, kept: int, in_flight: int) -> None:
