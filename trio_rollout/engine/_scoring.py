@@ -99,14 +99,14 @@ async def verdict_on(group: Group, context: RolloutContext) -> Keep | Drop:
     )
 
 
-async def _tried(
+def _tried(
     once: Callable[[], Awaitable[object]],
     accept: Callable[[object], T],
     context: RolloutContext,
     work: str,
     what: Callable[[], str],
-) -> T:
-    """Return what user code answers within its time, once it is acceptable.
+) -> Awaitable[T]:
+    """Ask user code, and give what it answers within its time, once that is acceptable.
 
     ``work`` names the kind of function, ``what()`` the function and what it is for; that is put together for the log only.
     """
@@ -122,7 +122,7 @@ async def _tried(
             _LOGGER.warning("%s: %s failed: %s", what(), try_, text)
         return None if backoff is None else retry_wait_s(backoff, retry=retry, rng=context.ports.random)
 
-    return await retried(lambda: _in_time(once, accept, seconds, work), wait_after)
+    return retried(lambda: _in_time(once, accept, seconds, work), wait_after)
 
 
 async def _in_time(
