@@ -23,7 +23,7 @@ from trio_rollout import (
 )
 from trio_rollout.errors import EndOfData, InfrastructureError, RequestRejected, SandboxLost, ServerLost
 from trio_rollout.ledger import read_ledger
-from trio_rollout.testing import FakeServers, Say, is_conserved, prompts
+from trio_rollout.testing import HANG, FakeServers, Say, is_conserved, prompts
 from trio_rollout_compat._leasing._service import open_lease_service
 
 from .cluster import SETTINGS, Local, cluster, groups_of
@@ -316,20 +316,21 @@ async def test_the_groups_deadline_keeps_what_is_finished(caplog):
     assert is_settled(counts)
 
 
-async def test_a_sibling_that_failed_for_good_revokes_the_others(caplog):
+async def test_a_sibling_that_failed_for_good_revokes_the_others_and_their_tokens_are_counted(caplog):
     async def generate(prompt, rollout):
         if rollout.index == 1:
-            await trio.sleep(1)
+            await trio.sleep(3)
             raise RequestRejected("too long")
-        return await SingleTurn()(prompt, rollout)
+        return rollout.finish([await rollout.generate(rollout.input) for _ in range(2)])
 
-    plan = lambda *_: Say(seconds=1000.0)
+    plan = lambda number, prompt: Say(seconds=1.0) if number < 7 else HANG
     async with cluster(1, nodes=2, settings=EIGHT, plan=plan, generate=generate) as (service, nodes):
         assert await groups_of(service) == []
         assert trio.current_time() < 5
-        _, _, out = await service.statistics()
+        counts, _, out = await service.statistics()
         assert out == 0
     assert sum(node.servers.aborts for node in nodes) == 7
+    assert counts.tokens.wasted_total == counts.generated_tokens == 7 * 4
 
 
 async def test_siblings_run_on_one_node_while_it_has_room():

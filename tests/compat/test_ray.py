@@ -6,9 +6,10 @@ Functions are made inside of the tests, so that Ray sends them by value: its wor
 import functools
 import time
 
+import attrs
 import pytest
 
-from trio_rollout import Deadlines, EngineSettings, IterableSource, Prompt
+from trio_rollout import Cause, Deadlines, EngineSettings, IterableSource, Prompt, Retry
 from trio_rollout.errors import EndOfData, EngineClosed, RolloutError
 
 pytestmark = [
@@ -83,15 +84,15 @@ def opened(ray, tmp_path):
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-    def opened(count, *, seconds=0.05, nodes=3, ledger=True, **more):
+    def opened(count, *, seconds=0.05, nodes=3, ledger=True, parts=None, settings=SETTINGS, **more):
         where = tmp_path / "ledger" if ledger else None
         options = {"num_cpus": 0.1}
         return open_ray_rollouts(
             source_of(count),
-            parts_of(seconds),
+            parts or parts_of(seconds),
             nodes=nodes,
             ledger=where,
-            settings=SETTINGS,
+            settings=settings,
             node_options=options,
             **more,
         )
@@ -150,6 +151,60 @@ def test_a_node_killed_in_the_middle_costs_no_group(ray, opened):
     assert sorted(ids) == everything(90)
     assert counts.quarantined == 0
     assert counts.acked == 90
+
+
+def test_what_fails_on_a_node_is_counted_as_it_would_be_in_one_engine(ray, opened):
+    """Classes that only the nodes know keep their name and their cause; a group reward runs on a node."""
+
+    def make():
+        from contextlib import asynccontextmanager
+
+        from trio_rollout import SingleTurn
+        from trio_rollout.errors import InfrastructureError
+        from trio_rollout.testing import FakeServers
+        from trio_rollout_compat.ray import NodeParts
+
+        class NoGpu(InfrastructureError):
+            """Of the user's, known to the nodes only."""
+
+        class JudgeDown(Exception):
+            __module__ = "judges"
+            __qualname__ = "JudgeDown"
+
+        async def generate(prompt, rollout):
+            made = await SingleTurn()(prompt, rollout)
+            kind = (prompt.id, rollout.index, rollout.attempt)
+            if kind in {("p0", 1, 1), ("p0", 1, 2)}:
+                raise NoGpu("gone")
+            if kind == ("p1", 0, 1):
+                raise JudgeDown("503")
+            if kind[:2] == ("p2", 1):
+                raise KeyError("no such column")
+            return made
+
+        async def group_reward(group):
+            return [float(len(group.trajectories))] * len(group.trajectories)
+
+        @asynccontextmanager
+        async def parts():
+            yield NodeParts(generate=generate, servers=FakeServers(), group_reward=group_reward)
+
+        return parts()
+
+    retry = Retry(max_attempts=2, infrastructure=("judges.JudgeDown",), backoff_base=0.01)
+    settings = attrs.evolve(SETTINGS, retry=retry)
+    with opened(4, nodes=2, parts=make, settings=settings, ledger=False) as rollouts:
+        groups = ray.get(list(rollouts.next_batch(4, timeout=60).groups))
+        counts, (report,) = rollouts.statistics(), rollouts.quarantined()
+    assert sorted(group.prompt.id for group in groups) == ["p0", "p1", "p3"]
+    assert {row.reward for group in groups for row in group.trajectories} == {2.0}
+    assert {cause: count for cause, count in counts.retries.items() if count} == {
+        Cause.INFRASTRUCTURE: 3,
+        Cause.ERROR: 1,
+    }
+    assert (report.cause, report.attempts, report.error.type) == (Cause.ERROR, 2, "KeyError")
+    assert "in generate" in report.error.traceback
+    assert counts.tokens.wasted[Cause.INFRASTRUCTURE] == 3 * 4
 
 
 def test_a_killed_node_and_a_lease_service_killed_twice_lose_nothing_and_repeat_nothing(ray, opened):
