@@ -75,7 +75,7 @@ class Local:
         finally:
             self._running -= 1
         if not settled or dead.is_set():
-            self.lost += 1
+            self.lost += lease.group is None
             raise NodeLost(f"{self.name} was killed")
         return settled[0]
 
