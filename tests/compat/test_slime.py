@@ -1,5 +1,6 @@
 """The engine as slime's rollout function: its plug-ins, its types, its threads; servers are a fake one on a socket."""
 
+import importlib
 import sys
 import threading
 from argparse import ArgumentParser, Namespace
@@ -7,6 +8,7 @@ from argparse import ArgumentParser, Namespace
 import pytest
 import trio
 
+from trio_rollout import Retry
 from trio_rollout.errors import GenerateError, RolloutError, ServerLost, SettingsError
 from trio_rollout.testing import Run
 from trio_rollout_compat.slime import _adapters, add_arguments, close_engines, generate_rollout
@@ -131,6 +133,36 @@ def test_what_the_host_aborted_is_tried_again_from_a_pristine_sample(host, seen,
     assert output.metrics["rollout/fully_async/retried_server_lost"] >= 2
     sessions = [entry[1] for entry in seen if len(entry) == 2]
     assert len(sessions) == len(set(sessions))
+
+
+def test_a_sample_that_the_hosts_buffer_has_finished_stays_as_it_is(host, seen, server, caplog):
+    """The finished siblings of a group that the host's own function had aborted: only the others are sampled."""
+    source = DataSource(4)
+    taken = source.get_samples
+
+    def get_samples(count):
+        groups = taken(count)
+        for group in groups:
+            for sample in group[:3]:
+                user_functions.answer(sample, "kept").reward = 5.0
+        return groups
+
+    source.get_samples = get_samples
+    user_functions = importlib.import_module("user_functions")
+    args = arguments(
+        server,
+        n_samples_per_prompt=4,
+        rollout_batch_size=2,
+        partial_rollout=True,
+        custom_rm_path="user_functions.reward",
+        reward_key="score",
+        custom_generate_function_path="user_functions.generate",
+    )
+    output = generate_rollout(args, 0, source)
+    for group in output.samples:
+        assert [sample.response for sample in group] == ["kept"] * 3 + ["abc"]
+        assert [sample.reward for sample in group[:3]] == [5.0] * 3
+    assert {entry[0] % 4 for entry in seen if entry[0] not in {"single", "batch"}} == {3}
 
 
 def test_a_function_that_aborts_everything_ends_the_run(host, seen, server, caplog, monkeypatch):
@@ -330,6 +362,7 @@ def test_every_argument_that_is_read_is_listed_with_its_default():
         "n_samples_per_prompt": 1,
         "over_sampling_batch_size": None,
         "rollout_group_timeout_s": 1800.0,
+        "rollout_infrastructure": (),
         "partial_rollout": False,
         "mask_offpolicy_in_partial_rollout": False,
         "rollout_temperature": 1.0,
@@ -362,6 +395,15 @@ def test_every_argument_that_is_read_is_listed_with_its_default():
     } == ARGUMENTS
     with pytest.raises(AttributeError, match="not in the list of attributes that are read"):
         _ = Arguments(Namespace()).something_else
+
+
+def test_the_parser_learns_the_names_of_infrastructure():
+    parser = add_arguments(ArgumentParser())
+    assert Arguments(parser.parse_args([])).retry == Retry()
+    given = parser.parse_args(["--rollout-infrastructure", "e2b.SandboxException", "modal.Error"])
+    assert Arguments(given).retry.infrastructure == (*Retry().infrastructure, "e2b.SandboxException", "modal.Error")
+    with pytest.raises(SettingsError, match=r"infrastructure"):
+        _ = Arguments(parser.parse_args(["--rollout-infrastructure", "SandboxException"])).retry
 
 
 def test_the_parser_learns_the_timeout_flag(capsys):

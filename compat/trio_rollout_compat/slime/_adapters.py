@@ -21,7 +21,18 @@ from trio_rollout.lowlevel import wait_s
 
 from ..bridge import Bridge
 from ._arguments import Arguments
-from ._samples import KEY, HostGroup, fill, flat, made_of, prompt_of, sampling_of, trajectory_of
+from ._samples import (
+    KEY,
+    HostGroup,
+    fill,
+    flat,
+    is_finished,
+    made_of,
+    prompt_of,
+    sampled_tokens,
+    sampling_of,
+    trajectory_of,
+)
 
 _log: Final = logging.getLogger("trio_rollout.compat")
 _NO_GROUP_PAUSE_S: Final = 0.1
@@ -194,18 +205,23 @@ class HostFunctions:
     async def generate(self, prompt: Prompt, rollout: Rollout, /, *, evaluation: bool = False) -> Trajectory:
         """Make one sample: by the custom function on slime's loop, else by one turn through the engine's own client.
 
-        Cancelled, a custom function ends as ``Bridge.call`` says.
+        One that the host's buffer has finished stays as it is, as the host's own function leaves it. Cancelled, a custom function ends as ``Bridge.call`` says.
         """
         group = prompt.metadata[KEY]
         if not isinstance(group, HostGroup):
             raise GenerateError(f"group {prompt.id} has lost its samples")
         sample = group.fresh(rollout.index)
+        if is_finished(sample):
+            await trio.lowlevel.checkpoint()
+            return trajectory_of(sample, prompt, rollout.index)
         own = group.sampling
         sampling = self.args.sampling(rollout.index) if own is None else dict(own)
         path = self.plugins.generate_path(sample)
         if path is None:
             return trajectory_of(await self._stock(sample, sampling, rollout), prompt, rollout.index)
+        before = sampled_tokens(sample)
         made = await self.bridge.call(self.plugins.generate, path, sample, sampling, evaluation=evaluation)
+        rollout.note_tokens(max(0, sampled_tokens(made) - before))
         try:
             trajectory = trajectory_of(made, prompt, rollout.index)
         except ServerLost as lost:

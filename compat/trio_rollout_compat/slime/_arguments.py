@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import attrs
 
-from trio_rollout import Discard, Staleness
+from trio_rollout import Discard, Retry, Staleness
 from trio_rollout.errors import SettingsError
 
 REQUIRED: Final = object()
@@ -19,6 +19,7 @@ ARGUMENTS: Final[dict[str, object]] = {
     "n_samples_per_prompt": 1,
     "over_sampling_batch_size": None,
     "rollout_group_timeout_s": 1800.0,
+    "rollout_infrastructure": (),
     "partial_rollout": False,
     "mask_offpolicy_in_partial_rollout": False,
     "rollout_temperature": 1.0,
@@ -94,6 +95,12 @@ class Arguments:
         return float(value) if value > 0 else None
 
     @property
+    def retry(self) -> Retry:
+        """The engine's defaults, with the classes of ``--rollout-infrastructure`` beside those that it knows."""
+        known = Retry()
+        return attrs.evolve(known, infrastructure=(*known.infrastructure, *(self.rollout_infrastructure or ())))
+
+    @property
     def staleness(self) -> Staleness:
         """``--max-weight-staleness``, where the host has it: older groups are sampled again."""
         limit = self.max_weight_staleness if "max_weight_staleness" in self.names else None
@@ -157,11 +164,18 @@ def _timeout(text: str) -> float:
 
 
 def add_arguments(parser: ArgumentParser) -> ArgumentParser:
-    """Add the one flag that a host's argument parser does not know: ``--rollout-group-timeout-s``."""
+    """Add the flags that a host's argument parser does not know."""
     parser.add_argument(
         "--rollout-group-timeout-s",
         type=_timeout,
         default=ARGUMENTS["rollout_group_timeout_s"],
         help="seconds that one attempt at a group may take; 0 or less for no limit",
+    )
+    parser.add_argument(
+        "--rollout-infrastructure",
+        nargs="+",
+        default=ARGUMENTS["rollout_infrastructure"],
+        metavar="MODULE.CLASS",
+        help="exceptions of your functions that mean a lost sandbox or the like: they use up no try of a sample",
     )
     return parser

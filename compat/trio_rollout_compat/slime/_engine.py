@@ -58,6 +58,9 @@ class HostEngine:
             "rollout/fully_async/quarantined": now.quarantined,
         }
         metrics |= {f"rollout/fully_async/requeued_{cause.value}": count for cause, count in now.requeues.items()}
+        metrics |= {
+            f"rollout/fully_async/wasted_tokens_{cause.value}": count for cause, count in now.tokens.wasted.items()
+        }
         metrics |= {f"rollout/fully_async/retried_{cause.value}": count for cause, count in now.retries.items()}
         return metrics
 
@@ -95,6 +98,7 @@ def settings_of(args: Arguments) -> EngineSettings:
         partial=bool(args.partial_rollout),
         deadlines=Deadlines(group=args.group_timeout, turn=None),
         staleness=args.staleness,
+        retry=args.retry,
     )
 
 

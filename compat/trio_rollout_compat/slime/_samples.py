@@ -87,11 +87,22 @@ def flat(made: Any) -> list[Any]:
     return list(made) if isinstance(made, list | tuple) else [made]
 
 
+def is_finished(sample: Any) -> bool:
+    """Return True if the host's buffer has this sample finished already."""
+    return sample.status.value in _STATUS
+
+
+def sampled_tokens(made: Any) -> int:
+    """Return the number of tokens that the model sampled for what a generate function returned, by the loss masks."""
+    counts = (sample.response_length if sample.loss_mask is None else sum(sample.loss_mask) for sample in flat(made))
+    return int(sum(counts))
+
+
 def trajectory_of(made: Any, prompt: Prompt, index: int) -> Trajectory:
     """Return the engine's trajectory for the samples that a generate function returned; it carries the samples themselves.
 
     Raises:
-      ServerLost: a sample was aborted, but not by the engine: the group is tried again, at no cost.
+      ServerLost: a sample was aborted, but not by the engine: it is tried again, at no cost.
       GenerateError: a sample failed, or there are none.
     """
     samples = flat(made)

@@ -42,6 +42,21 @@ async def aborted_first(args, sample, sampling_params):
     return answer(sample)
 
 
+class NoSandbox(Exception):
+    """Infrastructure of the user's, for ``--rollout-infrastructure``."""
+
+
+async def loses_a_sandbox(args, sample, sampling_params):
+    """Fail the first try at sample 3, as ``args.lost`` says; an aborted sample comes back with its tokens."""
+    SEEN.append(sample.index)
+    if sample.index == 3 and SEEN.count(3) == 1:
+        if args.lost is None:
+            answer(sample).status = type(sample.status).ABORTED
+            return sample
+        raise args.lost
+    return answer(sample)
+
+
 async def always_aborted(args, sample, sampling_params):
     SEEN.append(sample.index)
     sample.status = type(sample.status).ABORTED
