@@ -153,58 +153,83 @@ def test_a_node_killed_in_the_middle_costs_no_group(ray, opened):
     assert counts.acked == 90
 
 
+def failing_parts():
+    """Each failure on the nodes by prompt, sample and try; some come out of Ray's tasks and actors of the user's."""
+    import os
+    from contextlib import asynccontextmanager
+
+    import ray
+
+    from trio_rollout import SingleTurn
+    from trio_rollout.errors import InfrastructureError
+    from trio_rollout.testing import FakeServers
+    from trio_rollout_compat.ray import NodeParts
+    from trio_rollout_compat.ray._actors import await_ray
+
+    class NoGpu(InfrastructureError):
+        """Of the user's, known to the nodes only."""
+
+    class JudgeDown(Exception):
+        __module__ = "judges"
+        __qualname__ = "JudgeDown"
+
+    @ray.remote(num_cpus=0)
+    def fail():
+        raise NoGpu("in a task of the user's")
+
+    @ray.remote(num_cpus=0)
+    class Doomed:
+        def die(self):
+            os._exit(1)
+
+    def die():
+        return Doomed.remote().die.remote()
+
+    planned = {
+        ("p0", 1, 1): NoGpu("gone"),
+        ("p0", 1, 2): NoGpu("gone"),
+        ("p1", 0, 1): JudgeDown("503"),
+        ("p1", 1, 1): fail.remote,
+        ("p1", 1, 2): die,
+        ("p2", 1, 1): KeyError("no such column"),
+        ("p2", 1, 2): KeyError("no such column"),
+    }
+
+    async def generate(prompt, rollout):
+        made = await SingleTurn()(prompt, rollout)
+        failure = planned.get((prompt.id, rollout.index, rollout.attempt))
+        if isinstance(failure, Exception):
+            raise failure
+        if failure is not None:
+            await await_ray(failure())
+        return made
+
+    async def group_reward(group):
+        return [float(len(group.trajectories))] * len(group.trajectories)
+
+    @asynccontextmanager
+    async def parts():
+        yield NodeParts(generate=generate, servers=FakeServers(), group_reward=group_reward)
+
+    return parts()
+
+
 def test_what_fails_on_a_node_is_counted_as_it_would_be_in_one_engine(ray, opened):
-    """Classes that only the nodes know keep their name and their cause; a group reward runs on a node."""
-
-    def make():
-        from contextlib import asynccontextmanager
-
-        from trio_rollout import SingleTurn
-        from trio_rollout.errors import InfrastructureError
-        from trio_rollout.testing import FakeServers
-        from trio_rollout_compat.ray import NodeParts
-
-        class NoGpu(InfrastructureError):
-            """Of the user's, known to the nodes only."""
-
-        class JudgeDown(Exception):
-            __module__ = "judges"
-            __qualname__ = "JudgeDown"
-
-        async def generate(prompt, rollout):
-            made = await SingleTurn()(prompt, rollout)
-            kind = (prompt.id, rollout.index, rollout.attempt)
-            if kind in {("p0", 1, 1), ("p0", 1, 2)}:
-                raise NoGpu("gone")
-            if kind == ("p1", 0, 1):
-                raise JudgeDown("503")
-            if kind[:2] == ("p2", 1):
-                raise KeyError("no such column")
-            return made
-
-        async def group_reward(group):
-            return [float(len(group.trajectories))] * len(group.trajectories)
-
-        @asynccontextmanager
-        async def parts():
-            yield NodeParts(generate=generate, servers=FakeServers(), group_reward=group_reward)
-
-        return parts()
-
+    """Classes that only nodes and tasks of the user's know keep name and cause; a group reward runs on a node."""
     retry = Retry(max_attempts=2, infrastructure=("judges.JudgeDown",), backoff_base=0.01)
     settings = attrs.evolve(SETTINGS, retry=retry)
-    with opened(4, nodes=2, parts=make, settings=settings, ledger=False) as rollouts:
+    with opened(4, nodes=2, parts=failing_parts, settings=settings, ledger=False) as rollouts:
         groups = ray.get(list(rollouts.next_batch(4, timeout=60).groups))
         counts, (report,) = rollouts.statistics(), rollouts.quarantined()
     assert sorted(group.prompt.id for group in groups) == ["p0", "p1", "p3"]
     assert {row.reward for group in groups for row in group.trajectories} == {2.0}
     assert {cause: count for cause, count in counts.retries.items() if count} == {
-        Cause.INFRASTRUCTURE: 3,
+        Cause.INFRASTRUCTURE: 5,
         Cause.ERROR: 1,
     }
     assert (report.cause, report.attempts, report.error.type) == (Cause.ERROR, 2, "KeyError")
     assert "in generate" in report.error.traceback
-    assert counts.tokens.wasted[Cause.INFRASTRUCTURE] == 3 * 4
+    assert counts.tokens.wasted[Cause.INFRASTRUCTURE] == 5 * 4
 
 
 def test_a_killed_node_and_a_lease_service_killed_twice_lose_nothing_and_repeat_nothing(ray, opened):

@@ -18,7 +18,7 @@ from trio_rollout import (
     SamplingParams,
     open_rollout_engine,
 )
-from trio_rollout.errors import RequestRejected
+from trio_rollout.errors import InfrastructureError, RequestRejected, SandboxLost, ServerLost
 from trio_rollout.testing import HANG, Fail, FakeServers, Say, prompts
 from trio_rollout_compat import BridgeSettings, asyncio_generate, asyncio_reward, open_bridge
 from trio_rollout_compat.bridge import AsyncioCancelled, AsyncioExit, Misuse, Portal
@@ -78,6 +78,61 @@ async def test_functions_run_through_each_backend(bridge):
         assert row.segments[0].response_length == 3 + 1 + 2
     assert bridge.statistics().running == 0
     assert not bridge.statistics().misuse
+
+
+class Outage(InfrastructureError):
+    """Infrastructure of the user's, by its base class."""
+
+
+class Named(Exception):
+    """Infrastructure of the user's, named by ``Retry.infrastructure``."""
+
+
+@pytest.mark.parametrize("where", ["generate", "reward", "in the portal"])
+@pytest.mark.parametrize(
+    "error",
+    [Outage("no machine"), Named("503"), ConnectionResetError("reset"), ServerLost("gone"), SandboxLost("gone")],
+    ids=lambda error: type(error).__name__,
+)
+async def test_f102_infrastructure_stays_that_on_the_way_out_of_asyncio(bridge, where, error):
+    """The sample has a single try, and is delivered all the same; the others of its group are sampled once."""
+    calls, left = [], [error]
+
+    async def generate(prompt, rollout):
+        calls.append(rollout.index)
+        turn = await rollout.generate(rollout.input)
+        if where == "generate" and rollout.index == 1 and left:
+            raise left.pop()
+        if where == "in the portal" and rollout.index == 1 and left:
+            await rollout.portal.run(raise_in_trio)
+        return rollout.finish([turn])
+
+    async def raise_in_trio():
+        await trio.lowlevel.checkpoint()
+        raise left.pop()
+
+    async def reward(trajectory):
+        if where == "reward" and trajectory.index == 1 and left:
+            raise left.pop()
+        return 1.0
+
+    retry = Retry(max_attempts=1, backoff_base=0.01, backoff_max=0.01, infrastructure=(ConnectionError, Named))
+    async with open_rollout_engine(
+        IterableSource(prompts(1)),
+        asyncio_generate(generate, bridge=bridge),
+        servers=FakeServers(plan=lambda number, prompt: Say(seconds=0)),
+        reward=asyncio_reward(reward, bridge=bridge),
+        settings=EngineSettings(samples_per_prompt=4, max_running=4, retry=retry),
+    ) as engine:
+        (group,) = await collect(engine)
+        retries = {cause: count for cause, count in engine.statistics().retries.items() if count}
+    assert not left
+    assert len(group.trajectories) == 4
+    if where == "reward":
+        assert (sorted(calls), retries) == ([0, 1, 2, 3], {})
+    else:
+        lost = Cause.SERVER_LOST if isinstance(error, ServerLost) else Cause.INFRASTRUCTURE
+        assert (sorted(calls), retries) == ([0, 1, 1, 2, 3], {lost: 1})
 
 
 async def test_a_group_deadline_aborts_the_request_of_an_asyncio_function(autojump_clock):

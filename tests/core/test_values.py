@@ -11,6 +11,7 @@ from trio_rollout import (
     Cause,
     Deadlines,
     EngineSettings,
+    Failure,
     Group,
     Prompt,
     Retry,
@@ -25,7 +26,7 @@ from trio_rollout import (
 from trio_rollout._core.book import Book
 from trio_rollout._core.failures import failure_of
 from trio_rollout._core.statistics import Counts
-from trio_rollout.errors import RequestRejected, RolloutError, ServerBusy, ServerLost, SettingsError
+from trio_rollout.errors import FailedElsewhere, RequestRejected, RolloutError, ServerBusy, ServerLost, SettingsError
 
 
 def segment(**changes):
@@ -126,7 +127,13 @@ def test_every_error_can_be_pickled(name):
 
 
 def test_what_an_error_carries_survives_pickling():
-    for error in (RequestRejected("m", status=400), ServerBusy("m", status=503, retry_after=2.0), ServerLost("m")):
+    failure = Failure(cause=Cause.DEADLINE, type="", message="too late")
+    for error in (
+        RequestRejected("m", status=400),
+        ServerBusy("m", status=503, retry_after=2.0),
+        ServerLost("m"),
+        FailedElsewhere("m", failure=failure),
+    ):
         assert vars(pickle.loads(pickle.dumps(error))) == vars(error)
 
 

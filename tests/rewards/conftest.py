@@ -60,6 +60,16 @@ def raise_class(name):
         raise eval(name)("away")
     return 1.0
 
+class NoJudge(ConnectionError):
+    pass
+
+def lose_the_judge(kind):
+    if kind == "group":
+        raise ExceptionGroup("two", [NoJudge("a"), ExceptionGroup("inner", [ConnectionResetError("b")])])
+    if kind == "mixed":
+        raise ExceptionGroup("two", [NoJudge("a"), KeyError("b")])
+    raise NoJudge(kind)
+
 class Unspeakable(Exception):
     def __str__(self):
         sys.exit(0)

@@ -14,7 +14,9 @@ import pytest
 import trio
 import trio.testing
 
-from trio_rollout._core.failures import failure_of
+from trio_rollout._core.enums import Cause
+from trio_rollout._core.failures import cause_of, failure_of
+from trio_rollout._core.settings import Retry
 from trio_rollout._core.values import Trajectory
 from trio_rollout.errors import RewardError, SettingsError
 from trio_rollout.rewards import in_process, open_scorer_processes
@@ -350,6 +352,20 @@ async def test_f101_an_exception_of_any_class_is_the_calls_failure_and_the_proce
         assert failure_of(caught.value).type == name.rpartition(".")[2]
         assert await reward("") == 1.0
         assert reward.pids == (pid,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"), [("alone", Cause.INFRASTRUCTURE), ("group", Cause.INFRASTRUCTURE), ("mixed", Cause.ERROR)]
+)
+async def test_f102_infrastructure_that_a_process_has_lost_is_that_outside_too(
+    opened: Opened, scorers: ModuleType, kind: str, cause: Cause
+):
+    """By the classes that it names: those of the exception, or those that all exceptions of its group share."""
+    async with opened(scorers.lose_the_judge) as reward:
+        with pytest.raises(RewardError) as caught:
+            await reward(kind)
+    assert cause_of(caught.value, Retry().infrastructure) is cause
+    assert failure_of(caught.value).type == ("NoJudge" if kind == "alone" else "ExceptionGroup")
 
 
 async def test_f101_a_process_lives_on_if_the_exceptions_text_fails_too(scorers: ModuleType):

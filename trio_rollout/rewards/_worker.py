@@ -59,8 +59,17 @@ def _write_message(send: BinaryIO, kind: str, content: object) -> None:
     send.flush()
 
 
+def _classes_of(error: BaseException) -> list[str]:
+    """Return the exception's classes; of a group also those that all its leaves share: they say what has failed."""
+    classes = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__]
+    if isinstance(error, BaseExceptionGroup):
+        first, *others = map(_classes_of, error.exceptions)
+        classes += [name for name in first if name not in classes and all(name in other for other in others)]
+    return classes
+
+
 def _described(error: BaseException) -> tuple[tuple[str, ...], str, str]:
-    classes = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)
+    classes = tuple(_classes_of(error))
     try:
         return classes, str(error), "".join(traceback.format_exception(error))
     except BaseException as another:  # ruff: ignore[blind-except]  # noqa: ASYNC103  no Trio here; the user's __str__

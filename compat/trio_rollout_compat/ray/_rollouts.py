@@ -12,7 +12,15 @@ from typing import Any, Final, final
 
 import attrs
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    NodeDiedError,
+    ObjectLostError,
+    RayActorError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 from trio_rollout import EngineSettings, EngineStatistics, GroupId, QuarantineReport
 from trio_rollout.abc import GroupFilter, Source
@@ -23,6 +31,7 @@ from .._leasing._service import Head
 from ._actors import NodeActor, ServiceActor, ServiceRestarted
 
 _ASK_AGAIN_S: Final = 0.2
+_LOSSES_OF_RAY: Final = (RayActorError, WorkerCrashedError, NodeDiedError, ObjectLostError)
 
 
 @final
@@ -203,6 +212,12 @@ class RayRollouts:
             self._held[known] = head
 
 
+def with_losses_of_ray(settings: EngineSettings) -> EngineSettings:
+    """Return the settings for user code that uses Ray itself: what Ray loses with a machine or a worker is infrastructure."""
+    names = (*settings.retry.infrastructure, *_LOSSES_OF_RAY)
+    return attrs.evolve(settings, retry=attrs.evolve(settings.retry, infrastructure=names))
+
+
 @contextmanager
 def open_ray_rollouts(
     open_source: Callable[[], Source],
@@ -227,7 +242,8 @@ def open_ray_rollouts(
     Raises:
       SettingsError, RayError: ``settings`` want turns recorded; an actor could not be started, the cause says why.
     """
-    node_settings(settings := settings or EngineSettings())
+    settings = with_losses_of_ray(settings or EngineSettings())
+    node_settings(settings)
     spread = {"max_restarts": -1, "scheduling_strategy": "SPREAD", "num_cpus": 1, **(node_options or {})}
     calls = 2 * settings.max_running + settings.max_ready + 100
     make_node = ray.remote(NodeActor).options(**{"max_concurrency": calls, **spread})
