@@ -212,8 +212,13 @@ class RayRollouts:
             self._held[known] = head
 
 
-def with_losses_of_ray(settings: EngineSettings) -> EngineSettings:
-    """Return the settings for user code that uses Ray itself: what Ray loses with a machine or a worker is infrastructure."""
+def settings_on_ray(settings: EngineSettings) -> EngineSettings:
+    """Return the settings for user code that uses Ray itself: what Ray loses with a machine or a worker is infrastructure.
+
+    Raises:
+      SettingsError: a node can't have these settings.
+    """
+    node_settings(settings)
     names = (*settings.retry.infrastructure, *_LOSSES_OF_RAY)
     return attrs.evolve(settings, retry=attrs.evolve(settings.retry, infrastructure=names))
 
@@ -242,8 +247,7 @@ def open_ray_rollouts(
     Raises:
       SettingsError, RayError: ``settings`` want turns recorded; an actor could not be started, the cause says why.
     """
-    settings = with_losses_of_ray(settings or EngineSettings())
-    node_settings(settings)
+    settings = settings_on_ray(settings or EngineSettings())
     spread = {"max_restarts": -1, "scheduling_strategy": "SPREAD", "num_cpus": 1, **(node_options or {})}
     calls = 2 * settings.max_running + settings.max_ready + 100
     make_node = ray.remote(NodeActor).options(**{"max_concurrency": calls, **spread})
