@@ -1,6 +1,7 @@
 """``trio-rollout run`` from its beginning to its end, in separate processes, against tiny servers."""
 
 import json
+import shutil
 import signal
 from functools import partial
 
@@ -146,6 +147,23 @@ def test_f162_the_tools_of_a_line_reach_the_model_of_a_run(scripted, tmp_path):
 
     assert "find_me" in shown["with"]
     assert "find_me" not in shown["without"]
+
+
+def test_f152_a_run_gives_the_template_its_variables(scripted, tmp_path):
+    """From the command line and from the configuration; other variables are another run."""
+    model = tmp_path / "model"
+    shutil.copytree(DATA, model)
+    (model / "chat_template.jinja").write_text("{{ mode }} {{ level }} {{ messages[0].content }}")
+    path = write_jsonl(tmp_path / "messages.jsonl", [{"prompt": [{"role": "user", "content": "say no"}]}])
+    config = tmp_path / "run.toml"
+    config.write_text("template_variable = ['mode=\"deep\"', 'level=[1]']\nreward = 'regex:'\nsamples = 1\n")
+    common = ("run", "--config", config, "--prompts", path, "--server", scripted, "--tokenizer", model)
+    for name, given, wanted in (("toml", (), "deep [1] "), ("line", ("--template-variable", "mode=2"), "2  ")):
+        ended = command(*common, "--out", tmp_path / name, *given)
+        assert ended.status == 0, ended.out + ended.err
+        segment = exported(tmp_path / name)["0"]["trajectories"][0]["segments"][0]
+        assert load_tokenizer(DATA).decode(segment["tokens"]).startswith(f"{wanted}say no")
+    assert command(*common, "--out", tmp_path / "toml", "--template-variable", "mode=2").status == 1
 
 
 def test_a_run_that_fails_says_what_it_did_and_what_went_wrong(run, scripted, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from trio_rollout.cli import main
+from trio_rollout.tiny import DATA
 
 from ._commands import write_jsonl
 
@@ -74,6 +75,11 @@ def test_a_bad_prompt_file_fails_the_run_before_it_begins(refused, tmp_path, con
         (["--reward", "no_such_module:f"], "can't import 'no_such_module'"),
         (["--generate", "os:getcwd"], "must be async"),
         (["--tasks", "gcd:10"], "give either --prompts FILE.jsonl or --tasks NAME:COUNT"),
+        (["--template-variable", "enable_thinking"], "expected NAME=JSON, for example enable_thinking=false"),
+        (["--template-variable", "enable_thinking=False"], "expected NAME=JSON"),
+        (["--template-variable", "=1"], "'' is no name of a variable"),
+        (["--template-variable", "tools=[]", "--tokenizer", DATA], "--template-variable: got tools"),
+        (["--template-variable", "a=1"], "--tokenizer PATH is needed"),
         (["--no-such-option"], "No such option '--no-such-option'"),
     ],
 )

@@ -8,13 +8,15 @@ turn a string into code.
 import importlib
 import inspect
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, cast, final
 
 import attrs
 import click
+import msgspec
 import trio
 
 from .. import SingleTurn
@@ -22,12 +24,15 @@ from .._core.enums import Resume
 from .._core.sampling import SamplingParams
 from .._core.settings import Deadlines, EngineSettings, Retry
 from .._core.values import Prompt, Trajectory
+from .._util.threads import run_in_thread
 from ..abc import Generate, Reward, Rollout, Source
 from ..errors import SourceError
 from ..rewards import exact_match, in_thread, regex_reward
 from ..sglang import ServerSettings, SGLangServers, open_sglang_servers
 from ..sources import JsonlSource, TaskSource
 from ..tiny import open_tiny_process
+from ..tokenizer import Tokenizer, load_tokenizer
+from ..tokenizer._tokenizer import require_variables
 from ._options import RunOptions
 
 CliSource: TypeAlias = JsonlSource | TaskSource
@@ -59,6 +64,9 @@ def job_of(options: RunOptions) -> Job:
       SourceError: there are no prompts.
     """
     source = _source_of(options)
+    require_variables(template_variables(options.template_variable), "--template-variable")
+    if options.template_variable and options.tokenizer is None:
+        raise click.UsageError("--template-variable: --tokenizer PATH is needed, whose chat template has the variables")
     return Job(
         options=options,
         source=source,
@@ -103,6 +111,8 @@ def _identity_of(options: RunOptions) -> Mapping[str, str]:
         "top_p": str(options.top_p),
         "top_k": str(options.top_k),
         "stop": ", ".join(map(repr, options.stop)) or "none",
+        # Results of older versions have no entry.
+        **({"template_variable": ", ".join(options.template_variable)} if options.template_variable else {}),
     }
 
 
@@ -173,10 +183,39 @@ async def open_servers(options: RunOptions, *, say: Callable[[str], Awaitable[No
             tiny = await stack.enter_async_context(open_tiny_process())
             await say(f"no --server given: started a tiny model at {tiny.url}")
             urls = (tiny.url,)
+        tokenizer = await _tokenizer_of(options)
         settings = ServerSettings(vocab_size=options.vocab_size, api_key=options.api_key)
         yield await stack.enter_async_context(
-            open_sglang_servers(urls, router=options.router, tokenizer=options.tokenizer, settings=settings)
+            open_sglang_servers(urls, router=options.router, tokenizer=tokenizer, settings=settings)
         )
+
+
+async def _tokenizer_of(options: RunOptions) -> str | Tokenizer | None:
+    """Return the tokenizer's folder, or the tokenizer if its chat template has variables."""
+    await trio.lowlevel.checkpoint()
+    if not options.template_variable or options.tokenizer is None:
+        return options.tokenizer
+    variables = template_variables(options.template_variable)
+    return await run_in_thread(partial(load_tokenizer, options.tokenizer, variables=variables))
+
+
+def template_variables(given: Sequence[str]) -> dict[str, object]:
+    """Return the chat template's variables by name.
+
+    Raises:
+      click.UsageError: one is not NAME=JSON.
+    """
+    variables: dict[str, object] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        try:
+            variables[name] = msgspec.json.decode(value)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            wanted = "expected NAME=JSON, for example enable_thinking=false"
+            raise click.UsageError(f"--template-variable {text!r}: {wanted}: {error}") from error
+        if not name.isidentifier():
+            raise click.UsageError(f"--template-variable {text!r}: {name!r} is no name of a variable")
+    return variables
 
 
 def resolve_reward(spec: str) -> Reward:

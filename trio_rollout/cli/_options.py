@@ -39,6 +39,7 @@ class RunOptions:
     server: tuple[str, ...]
     router: str | None
     tokenizer: str | None
+    template_variable: tuple[str, ...]
     vocab_size: int | None
     api_key: str | None = attrs.field(repr=False)
     reward: str | None
@@ -115,6 +116,12 @@ _OPTIONS = (  # in the order of the help
         "--tokenizer",
         "Folder with tokenizer.json and a chat template, to encode texts and messages here.",
         metavar="PATH",
+    ),
+    option(
+        "--template-variable",
+        "Variable of the tokenizer's chat template, its value as JSON (enable_thinking=false); may be repeated.",
+        multiple=True,
+        metavar="NAME=JSON",
     ),
     option(
         "--vocab-size",

@@ -112,16 +112,17 @@ class Conversation:
         chain = _chain(messages, tools)[-1] if placed is None else placed.chain
         system = _system_digest(messages)
 
-        def keep(chain: bytes, message: Message) -> None:
-            own = _digest_of(_content_of(message))
-            key = _digest_of(_content_of(message), chain)
+        def keep(chain: bytes, message: Message, written: Message) -> None:
+            own, key = _digest_of(_content_of(written)), _digest_of(_content_of(written), chain)
             self._answers[key] = _OwnAnswer(message=message, node=node, own=own, system=system, variables=variables)
 
-        keep(chain, answer)
-        if continues(messages):  # most agents join their own words and the answer to one message
+        keep(chain, answer, answer)
+        if continues(messages):  # most agents make one message of their own words and the answer
             begun = messages[-1]
             before = _chain(messages[:-1], tools)[-1]
-            keep(before, {**begun, **answer, "content": f"{begun['content']}{answer['content']}"})
+            whole = {**begun, **answer, "content": f"{begun['content']}{answer['content']}"}
+            for written in (whole["content"], f"{begun['content']}\n{answer['content']}"):
+                keep(before, whole, {**whole, "content": written})
         return node
 
     def forget(self, node: Node) -> None:

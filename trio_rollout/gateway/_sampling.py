@@ -1,7 +1,7 @@
 """Sampling one turn of a session: messages to ids, the token budget, the model, its parsers, the record."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, final
 
 import attrs
@@ -71,7 +71,7 @@ class Sampler:
                 request.tools,
                 message_of(answer),
                 sampled,
-                variables=request.variables,
+                variables=self._variables(request),
                 placed=placement,
             )
         return answer, sampled.stop
@@ -82,10 +82,13 @@ class Sampler:
         Raises:
           RequestRejected: the chat template refuses these messages.
         """
-        size = sum(_OVERHEAD + len(message["content"]) for message in request.messages)
-        if size > LARGE_TEXT:
-            return await self.run_sync(self.conversation.place, request.messages, request.tools, request.variables)
-        return self.conversation.place(request.messages, request.tools, request.variables)
+        given = request.messages, request.tools, self._variables(request)
+        if sum(_OVERHEAD + len(message["content"]) for message in request.messages) > LARGE_TEXT:
+            return await self.run_sync(self.conversation.place, *given)
+        return self.conversation.place(*given)
+
+    def _variables(self, request: ChatRequest) -> Mapping[str, object]:
+        return {**self.settings.template_variables, **request.variables}
 
     def streaming_text(self, request: ChatRequest) -> StreamingText:
         """Return the text to stream for an answer to this request, still empty."""

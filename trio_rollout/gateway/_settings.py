@@ -1,8 +1,16 @@
 """Settings of one gateway: its address and its limits."""
 
+from collections.abc import Mapping
+
 import attrs
 
 from .._core.checks import at_least, seconds, whole
+from ..tokenizer._tokenizer import require_variables
+
+
+def _names(_: object, field: "attrs.Attribute[Mapping[str, object]]", value: Mapping[str, object]) -> None:
+    require_variables(value, field.name)
+
 
 _optional_whole = attrs.validators.optional(whole(1))
 
@@ -21,6 +29,8 @@ class GatewaySettings:
       ``default_max_tokens``: most new tokens for agents that name no limit; None takes the limit of the rollout's sampling.
     - ``agents_choose_temperature``: use the temperature and top_p of an agent's request. By default those of the rollout's
       sampling are used, because training needs log-probs of the policy as the trainer thinks it was sampled.
+    - ``template_variables``: variables of the chat template, such as ``{"enable_thinking": False}``. Those that a request
+      sets take precedence over them, and they over the tokenizer's.
     - ``tool_parser`` and ``reasoning_parser``: names of SGLang's parsers; None takes those of the servers.
     - ``tombstones`` and ``tombstone_seconds``: closed sessions are remembered up to this number and for this time, so
       that their late requests are told that the session is closed.
@@ -47,6 +57,7 @@ class GatewaySettings:
     context_length: int | None = attrs.field(default=None, validator=_optional_whole)
     default_max_tokens: int | None = attrs.field(default=None, validator=_optional_whole)
     agents_choose_temperature: bool = False
+    template_variables: Mapping[str, object] = attrs.field(factory=dict, converter=dict, validator=_names)
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     tombstones: int = attrs.field(default=4096, validator=whole(0))

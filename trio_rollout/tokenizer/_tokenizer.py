@@ -202,7 +202,8 @@ def require_variables(variables: Mapping[str, object], name: str) -> None:
 
 def _upto(text: str, messages: Sequence[Mapping[str, object]]) -> str:
     """Return a conversation's text without what the template writes behind the words of the last message."""
-    words = str(messages[-1]["content"]) if messages else ""
+    words = messages[-1].get("content") if messages else None
+    words = words if isinstance(words, str) else ""
     begin = text.rfind(words.strip())
     if begin < 0 or not words:
         raise RequestRejected("the last message can't be continued: it is empty, or the chat template does not show it")
