@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .abc import Drop, Keep
     from .engine._delivery import Batch
     from .engine._engine import Batches, RolloutEngine, open_rollout_engine
+    from .engine._rescoring import RescoredGroup, RescoreReport, rescore
     from .engine._rollout import SingleTurn
     from .engine._weights import WeightUpdate
     from .ledger import open_ledger
@@ -81,6 +82,9 @@ __all__ = [  # in the order a prompt travels
     "QuarantineReport",
     # the ledger
     "open_ledger",
+    "rescore",
+    "RescoreReport",
+    "RescoredGroup",
     # the engine
     "open_rollout_engine",
     "RolloutEngine",
@@ -107,7 +111,7 @@ if not TYPE_CHECKING:  # a checker would take every name for one of the package
             # ruff: disable[import-outside-top-level]  the point of this function
             from ._core import enums, sampling, settings, statistics, values
             from ._util import ports, threads
-            from .engine import _delivery, _engine, _rollout, _weights
+            from .engine import _delivery, _engine, _rescoring, _rollout, _weights
             from .ledger import _open
             from .rewards import _match, _processes
             from .sglang import _client, _settings
@@ -125,6 +129,7 @@ if not TYPE_CHECKING:  # a checker would take every name for one of the package
                     threads,
                     _delivery,
                     _engine,
+                    _rescoring,
                     _rollout,
                     _weights,
                 ),

@@ -246,7 +246,7 @@ class Stored:
     """A group with everything that a ledger has of it, for rescoring.
 
     ``place`` orders groups by their pull. ``trajectories`` are those of its body or its stored samples, by index;
-    ``tokens`` how many were sampled for them. ``group`` is the body of a group that is finished, ``report`` the report of
+    ``tokens`` how many were sampled for them, ``wasted`` how many in vain. ``group`` is the body of a group that is finished, ``report`` the report of
     one that is quarantined.
     """
 
@@ -256,6 +256,7 @@ class Stored:
     prompt: Prompt
     trajectories: tuple[Trajectory, ...]
     tokens: int = 0
+    wasted: Mapping[Cause, int] = NO_WASTE
     group: Group | None = None
     report: QuarantineReport | None = None
 

@@ -16,6 +16,7 @@ from ._status import ExitStatus
 _SUBCOMMANDS = {  # name: the module and its command, and the line in the list
     "export": ("._export:export", "Export finished groups: JSON lines, Parquet."),
     "inspect": ("._inspect:inspect", "Show the groups in a folder of results."),
+    "rescore": ("._rescore:rescore_command", "Score stored groups again, without sampling."),
     "run": ("._options:run", "Sample and score prompts into a folder."),
     "tiny-server": ("._tiny_server:tiny_server", "Serve a tiny model, without a GPU."),
 }

@@ -37,6 +37,8 @@ from ._options import RunOptions
 
 CliSource: TypeAlias = JsonlSource | TaskSource
 AnyCallable: TypeAlias = Callable[..., Any]
+TASKS_OWN = "the tasks' own"
+"""The name of the reward that generated tasks bring along."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -104,7 +106,7 @@ def _tasks(spec: str, seed: int) -> TaskSource:
 def _identity_of(options: RunOptions) -> Mapping[str, str]:
     """Return the options that determine the results, by name. Deadlines, retries and servers do not."""
     return {
-        "reward": options.reward or ("exact_match" if options.tasks is None else "the tasks' own"),
+        "reward": options.reward or ("exact_match" if options.tasks is None else TASKS_OWN),
         "generate": options.generate or "one turn",
         "max_new_tokens": str(options.max_new_tokens),
         "temperature": str(options.temperature),

@@ -59,6 +59,7 @@ class RunOptions:
     resume: str
     grace: float
     out: Path
+    retry_quarantined: bool
     progress_every: float
     quiet: bool
     no_progress: bool
@@ -207,6 +208,11 @@ _OPTIONS = (  # in the order of the help
         metavar="DIR",
     ),
     option(
+        "--retry-quarantined",
+        "Try quarantined groups of an earlier run again, with new tries. Their finished samples are kept.",
+        is_flag=True,
+    ),
+    option(
         "--progress-every",
         "Time between two lines of progress, where the output is no terminal.",
         type=click.FloatRange(min=0, min_open=True),
@@ -320,7 +326,8 @@ def run(context: click.Context, /, **options: Any) -> None:
     """Sample and score the prompts of a file, and write the results to a folder.
 
     Each prompt gets --samples rollouts, which are its group. Finished groups are written to --out as they come. Run the same
-    command again to resume: finished groups are skipped, quarantined groups stay quarantined. Read the results with
+    command again to resume: finished groups are skipped, quarantined groups stay quarantined unless --retry-quarantined is
+    given. Read the results with
     "trio-rollout export" and "trio-rollout inspect".
     """
     from ._run import execute  # ruff: ignore[import-outside-top-level]  --help must not wait for the engine

@@ -120,7 +120,12 @@ async def _open_engine(job: Job, *, say: Say) -> AsyncGenerator[tuple[RolloutEng
     async with (
         open_tree_on_usr1(task_tree, say=say),
         open_servers(job.options, say=say) as servers,
-        open_ledger(job.options.out, keep_acked=True, settings=job.identity) as ledger,
+        open_ledger(
+            job.options.out,
+            keep_acked=True,
+            settings=job.identity,
+            retry_quarantined=job.options.retry_quarantined,
+        ) as ledger,
         open_rollout_engine(
             job.source, job.generate, servers=servers, reward=job.reward, ledger=ledger, settings=job.settings
         ) as engine,

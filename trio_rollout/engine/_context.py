@@ -28,24 +28,30 @@ class NewTools(Protocol):
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class RolloutContext:
-    """The user's functions, the servers behind the gate, and the settings."""
+class Scoring:
+    """The user's functions that judge what was sampled, and the limits of their calls."""
 
-    generate: Generate
     reward: Reward | None
     group_reward: GroupReward | None
     group_filter: GroupFilter | None
-    servers: InferenceServers
-    gate: Gate
     settings: EngineSettings
     ports: Ports
+    failures: FailureLog = attrs.field(factory=FailureLog)
+    """Counts the failures of user code that repeat, so that each is logged in full only once."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class RolloutContext(Scoring):
+    """The user's functions, the servers behind the gate, and the settings."""
+
+    generate: Generate
+    servers: InferenceServers
+    gate: Gate
     new_tools: NewTools
     show_tasks: Callable[[trio.lowlevel.Task], str]
     """Renders a task and all tasks below it, with what each waits for, as text."""
     gateway: Gateway | None = None
     instruments: Instruments = attrs.field(factory=Instruments)
-    failures: FailureLog = attrs.field(factory=FailureLog)
-    """Counts the failures of user code that repeat, so that each is logged in full only once."""
 
 
 def fresh_copy(prompt: Prompt) -> Prompt:

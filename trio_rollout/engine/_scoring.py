@@ -22,14 +22,14 @@ from .._util.user_code import ends_the_process
 from ..abc import Drop, Keep
 from ..errors import RewardError
 from ._attempt import UNWANTED
-from ._context import RolloutContext
+from ._context import Scoring
 from ._gate import deadline_after
 
 T = TypeVar("T")
 _LOGGER = logging.getLogger("trio_rollout")
 
 
-async def reward_of(trajectory: Trajectory, context: RolloutContext) -> Score | None:
+async def reward_of(trajectory: Trajectory, context: Scoring) -> Score | None:
     """Return the trajectory's reward; without a reward function it is the one that the trajectory has.
 
     Blocks until the scorer has answered, and while it is tried again. Cancelled, the scorer is cancelled.
@@ -54,7 +54,7 @@ async def reward_of(trajectory: Trajectory, context: RolloutContext) -> Score | 
     )
 
 
-async def group_scored(group: Group, context: RolloutContext) -> Group:
+async def group_scored(group: Group, context: Scoring) -> Group:
     """Return the group with the rewards that its group reward gives; without a group reward it is unchanged.
 
     Blocks and is cancelled as ``reward_of``.
@@ -83,7 +83,7 @@ async def group_scored(group: Group, context: RolloutContext) -> Group:
     return attrs.evolve(group, trajectories=scored)
 
 
-async def verdict_on(group: Group, context: RolloutContext) -> Keep | Drop:
+async def verdict_on(group: Group, context: Scoring) -> Keep | Drop:
     """Return the verdict of the user's filter; without a filter it is Keep(). Blocks, is cancelled and raises as ``reward_of``."""
     group_filter = context.group_filter
     if group_filter is None:
@@ -102,7 +102,7 @@ async def verdict_on(group: Group, context: RolloutContext) -> Keep | Drop:
 def _tried(
     once: Callable[[], Awaitable[object]],
     accept: Callable[[object], T],
-    context: RolloutContext,
+    context: Scoring,
     work: str,
     what: Callable[[], str],
 ) -> Awaitable[T]:

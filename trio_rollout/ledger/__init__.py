@@ -6,9 +6,11 @@
 from ._group_commit import BatchLimits
 from ._open import DiskLedger, open_ledger
 from ._reader import GroupSummary, LedgerReader, read_ledger
+from ._rescoring import STATES as RESCORED_STATES
 from ._samples import GroupSamples
 
 __all__ = [
+    "RESCORED_STATES",
     "BatchLimits",
     "DiskLedger",
     "GroupSamples",

@@ -16,7 +16,7 @@ from .._core.lifecycle import State
 from .._core.values import QuarantineReport
 from ..errors import LedgerError
 from . import _schema
-from ._codec import decode_failure, decode_group, decode_prompt, decode_sample
+from ._codec import decode_failure, decode_group, decode_prompt, decode_sample, decode_wasted
 from ._recover import Read, read_body
 from ._samples import find_samples
 
@@ -27,7 +27,7 @@ _WITH_SAMPLES = "(state NOT IN ('waiting', 'quarantined') OR EXISTS(SELECT 1 FRO
 _CHOSEN = "state IN (SELECT value FROM json_each(?)) AND rescored < ? AND "
 _COUNT = f"SELECT count(*) FROM groups WHERE {_CHOSEN}{_WITH_SAMPLES.format('groups')}"  # ruff: ignore[hardcoded-sql-expression]  ours
 _NEXT = f"""
-SELECT seq, state, attempt, attempts, cause, error, tokens, segment, start, length, crc, body FROM whole
+SELECT seq, state, attempt, attempts, cause, error, wasted, tokens, segment, start, length, crc, body FROM whole
 WHERE seq > ? AND {_CHOSEN}{_WITH_SAMPLES.format("whole")} ORDER BY seq LIMIT ?
 """  # ruff: ignore[hardcoded-sql-expression]  ours
 
@@ -91,7 +91,7 @@ def stored_after(
 
 
 def _stored(db: apsw.Connection, read: Read, row: tuple[Any, ...]) -> Stored:
-    seq, state, attempt, attempts, cause, error, tokens, *columns = row
+    seq, state, attempt, attempts, cause, error, wasted, tokens, *columns = row
     body = read_body(read, columns)
     if State(state) not in {State.WAITING, State.QUARANTINED}:
         group = decode_group(body)
@@ -118,6 +118,7 @@ def _stored(db: apsw.Connection, read: Read, row: tuple[Any, ...]) -> Stored:
         prompt=prompt,
         trajectories=tuple(decode_sample(read(found), prompt) for _, found in find_samples(db, seq)),
         tokens=int(sampled),
+        wasted=decode_wasted(wasted),
         report=report,
     )
 

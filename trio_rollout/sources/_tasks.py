@@ -6,6 +6,7 @@ read it from the prompt's metadata, which went through JSON: a verifier that com
 """
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from itertools import starmap
@@ -65,6 +66,18 @@ class TaskSource:
     def identity(self) -> str:
         """The name by which a ledger knows this source."""
         return f"reasoning-gym {self.name}, {self.count} tasks, seed {self.seed}"
+
+    @classmethod
+    def of_identity(cls, identity: str) -> "TaskSource":
+        """Return the source that a ledger knows by this name.
+
+        Raises:
+          SourceError: the name is that of another kind of source, or as for a new source.
+        """
+        found = re.fullmatch(r"reasoning-gym (.+), (\d+) tasks, seed (\d+)", identity)
+        if found is None:
+            raise SourceError(f"{identity!r} names no generated tasks")
+        return cls(found[1], count=int(found[2]), seed=int(found[3]))
 
     async def take(self, count: int) -> Sequence[Prompt]:
         """Return up to ``count`` tasks, those given back first; empty means that all were taken.
