@@ -1,21 +1,21 @@
 """What a ledger has stored is scored again without sampling: what is written where, and that it may end at any moment."""
 
 import random
-from contextlib import suppress
 
 import attrs
 import pytest
 import trio
 
-from trio_rollout import Cause, Drop, Keep, Retry, rescore
+from trio_rollout import Cause, Drop, Keep, Prompt, Retry, rescore
 from trio_rollout._core.lifecycle import State
-from trio_rollout.errors import EndOfData, LedgerError
+from trio_rollout.errors import LedgerError
 from trio_rollout.ledger import RESCORED_STATES, open_ledger
-from trio_rollout.testing import HANG, Fail, Say, cancel_everywhere
+from trio_rollout.sources import IterableSource
+from trio_rollout.testing import HANG, Fail, Say, cancel_everywhere, prompts
 from trio_rollout.testing._sim.disk import disk_full_from
 from trio_rollout.testing._sim.world import SimIO
 
-from .conftest import QUICK, settings, take_all
+from .conftest import QUICK, settings, take_all, world
 from .test_restarts import Killed, Runs
 
 QUARANTINED, READY, WAITING = State.QUARANTINED, State.READY, State.WAITING
@@ -29,6 +29,11 @@ async def half(trajectory):
 async def broken(trajectory):
     """A programming error."""
     raise KeyError(trajectory.prompt.id)
+
+
+def in_a_second(*_):
+    """A plan: all answers take as long."""
+    return Say(seconds=1)
 
 
 def failing_for(*names):
@@ -59,47 +64,28 @@ async def stored(runs):
     return {one.prompt.id: (one.state, [row.reward for row in one.trajectories]) for one in groups}
 
 
-async def lived(count=3, acked=0, **changes):
-    """Return the disk of a run that took ``acked`` groups and acked them; ``changes`` are the engine's."""
+async def lived(count=3, **changes):
+    """Return the disk of a run to the end of its data, with every group acked or quarantined; ``changes`` are the engine's."""
     runs = Runs(count=count)
     async with runs.open(keep_acked=True, **changes) as w:
-        if acked:
-            await (await w.engine.next_batch(acked)).ack()
-        with suppress(EndOfData):
-            while True:
-                await (await w.engine.next_batch(1)).ack()
+        await take_all(w.engine, size=1)
     return runs
 
 
 async def test_a_quarantined_group_that_only_lacked_scores_becomes_ready_and_the_next_run_delivers_it():
     """F105: what was sampled for a scorer that fails is scored again later."""
-    runs = await lived(reward=broken, retry=attrs.evolve(QUICK, max_attempts=1), failure_budget=9)
-    assert {state for state, _ in (await stored(runs)).values()} == {QUARANTINED}
-    whole = [name for name, (_, rewards) in (await stored(runs)).items() if len(rewards) == 2]
+    runs = await lived(reward=broken, plan=in_a_second)
+    assert await stored(runs) == dict.fromkeys(("p0", "p1", "p2"), (QUARANTINED, [None, None]))
 
     report = await rescored(runs, half)
 
-    assert (report.scored, report.ready, report.failed) == (3, len(whole), ())
-    assert whole
-    assert {name for name, one in (await stored(runs)).items() if one == (READY, [0.5, 0.5])} == set(whole)
+    assert (report.scored, report.ready, report.failed) == (3, 3, ())
+    assert await stored(runs) == dict.fromkeys(("p0", "p1", "p2"), (READY, [0.5, 0.5]))
     async with runs.open(plan=lambda *_: HANG) as w:
-        batch = await w.engine.next_batch(len(whole))
-        assert {group.prompt.id for group in batch.groups} == set(whole)
-        assert [row.reward for group in batch.groups for row in group.trajectories] == [0.5] * 2 * len(whole)
+        batch = await w.engine.next_batch(3)
+        assert [group.prompt.id for group in batch.groups] == ["p0", "p1", "p2"]
+        assert [row.reward for group in batch.groups for row in group.trajectories] == [0.5] * 6
         assert w.servers.calls == 0
-
-
-def scorer_fails_for_the_first(trajectory_seconds=0.0):
-    async def reward(trajectory):
-        if trajectory.index == 0:
-            raise KeyError("no such key")
-        return 1.0
-
-    return reward
-
-
-def second_hangs(_, prompt):
-    return Say(seconds=1)
 
 
 async def test_a_group_that_misses_samples_stays_quarantined_with_new_rewards_and_a_retry_runs_only_those():
@@ -193,12 +179,12 @@ async def test_a_waiting_group_whose_sample_can_not_be_scored_is_quarantined_as_
 
 
 async def test_a_finished_group_is_rewritten_whole_or_not_at_all_and_the_pass_goes_on_with_what_failed():
-    runs = await lived(reward=failing_for(), settings_of=None) if False else await lived(reward=failing_for())
-    called = []
+    runs = await lived(reward=failing_for())
+    called, mended = [], False
 
     async def now(trajectory):
         called.append(trajectory.prompt.id)
-        if trajectory.prompt.id == "p1" and trajectory.index == 1 and len(called) < 20:
+        if trajectory.prompt.id == "p1" and trajectory.index == 1 and not mended:
             raise KeyError("no such key")
         return 0.5
 
@@ -208,10 +194,11 @@ async def test_a_finished_group_is_rewritten_whole_or_not_at_all_and_the_pass_go
     found = await stored(runs)
     assert (found["p0"][1], found["p1"][1], found["p2"][1]) == ([0.5, 0.5], [0.0, 1.0], [0.5, 0.5])
 
-    called[:] = ["before"] * 20
+    called.clear()
+    mended = True
     report = await rescored(runs, now, name="now")
 
-    assert called[20:] == ["p1", "p1"]
+    assert called == ["p1", "p1"]
     assert (report.went_on, report.scored, report.failed) == (True, 1, ())
     assert report.skipped["scored before the interruption"] == 2
     assert {tuple(rewards) for _, rewards in (await stored(runs)).values()} == {(0.5, 0.5)}
@@ -229,7 +216,7 @@ async def test_while_a_pass_is_not_through_a_ledger_that_names_its_reward_takes_
     await rescored(runs, failing_for("p0"), name="new")
 
     for name in ("old", "new"):
-        with pytest.raises(LedgerError, match="is being scored again with 'new'.*rescore sim --reward new"):
+        with pytest.raises(LedgerError, match=r"is being scored again with 'new'.*rescore sim --reward new"):
             async with runs.open(ledger_settings={"reward": name}):
                 pass
     with pytest.raises(LedgerError, match="has rewards of 'old': with those of 'new' for the groups that are acked"):
@@ -257,9 +244,7 @@ async def test_a_part_of_the_states_may_be_scored_again_with_the_reward_that_the
 
 
 async def test_a_group_reward_and_a_filter_judge_as_in_a_run():
-    runs = await lived(reward=broken, failure_budget=9, plan=lambda *_: Say(seconds=1))
-    whole = {name for name, (_, rewards) in (await stored(runs)).items() if len(rewards) == 2}
-    assert len(whole) == 3
+    runs = await lived(reward=broken, plan=in_a_second)
 
     async def ranks(group):
         return [float(row.index) for row in group.trajectories]
@@ -277,7 +262,7 @@ async def test_a_group_reward_and_a_filter_judge_as_in_a_run():
 
 
 async def test_a_group_whose_group_reward_fails_stays_quarantined_with_its_new_error():
-    runs = await lived(count=1, reward=broken, plan=lambda *_: Say(seconds=1))
+    runs = await lived(count=1, reward=broken, plan=in_a_second)
 
     async def fails(group):
         raise ZeroDivisionError("no spread")
@@ -356,7 +341,6 @@ async def test_without_a_reward_or_with_another_state_it_is_refused():
 
 async def test_a_disk_that_fills_up_ends_the_pass_with_the_ledgers_error():
     runs = await lived(count=4, reward=failing_for())
-    disk_full_from(runs.disk, 0) if False else None
     async with ledger_of(runs) as ledger:
         runs.disk.fault = disk_full_from(1)
         with pytest.raises(LedgerError, match="disk is full"):
@@ -408,21 +392,64 @@ def test_a_pass_cancelled_at_any_step_is_taken_up_by_the_next():
 
 async def test_quarantined_groups_are_tried_again_in_the_order_of_their_pulls_with_new_tries():
     """Behind what waits. The finished samples stay; what failed for good once more is quarantined once more."""
-    poison = {2: "p0", 3: "p1"}
-    plan = lambda _, prompt: Fail(ValueError("poison"), 1.0) if prompt[2] in (0, 1) else Say(seconds=1)
-    del poison
+
+    def plan(_, prompt):
+        return Fail(ValueError("poison"), 1.0) if prompt[2] < 5 else Say(seconds=1)
+
     runs = Runs(count=3)
     async with runs.open(plan=plan, max_running=2) as w:
-        assert len(await take_all(w.engine)) == 1
-        first = [report.id.prompt for report in w.engine.quarantined()]
+        assert [group.prompt.id for group in await take_all(w.engine)] == ["p2"]
+        assert {report.id.prompt for report in w.engine.quarantined()} == {"p0", "p1"}
     async with runs.open(plan=plan) as w:
         await take_all(w.engine)
         assert w.servers.calls == 0
     async with runs.open(plan=plan, retry_quarantined=True, max_running=2) as w:
         assert await take_all(w.engine) == []
         assert w.engine.statistics().retries[Cause.ERROR] >= 2 * (QUICK.max_attempts - 1)
-        assert sorted(report.id.prompt for report in w.engine.quarantined()) == sorted(first)
+        assert {report.id.prompt for report in w.engine.quarantined()} == {"p0", "p1"}
     async with runs.open(retry_quarantined=True, max_running=2) as w:
-        groups = await take_all(w.engine)
-        assert [group.prompt.id for group in groups] == sorted(first)
+        assert [group.prompt.id for group in await take_all(w.engine)] == ["p0", "p1"]
         assert w.engine.quarantined() == ()
+
+
+async def test_a_group_whose_prompt_could_not_be_stored_is_not_tried_again():
+    """The ledger has a stand-in for its prompt."""
+    source = [Prompt(id="odd", input_ids=[1, 2, 3], metadata={"no": object()}), *prompts(1)]
+    runs = Runs()
+    async with runs.open(source=IterableSource(source)) as w:
+        assert [group.prompt.id for group in await take_all(w.engine)] == ["p0"]
+    async with runs.open(source=IterableSource(source), retry_quarantined=True) as w:
+        assert await take_all(w.engine) == []
+        assert [str(report.id) for report in w.engine.quarantined()] == ["0/odd"]
+        assert w.servers.calls == 0
+
+
+async def test_a_sample_that_is_cut_while_it_is_scored_is_scored_again_and_not_sampled_again():
+    """By a sibling that failed for good, by the group's deadline, and by its own."""
+    scored = []
+
+    async def slow(trajectory):
+        scored.append(trajectory.index)
+        if trajectory.index == 0:
+            await trio.sleep(1)
+            raise KeyError("no such key")
+        await trio.sleep(60)
+        return 0.5
+
+    runs = await lived(count=1, plan=in_a_second, reward=slow)
+    assert await stored(runs) == {"p0": (QUARANTINED, [None, None])}
+
+    for limit in ({"group": 10.0}, {"rollout": 10.0}):
+        calls = []
+
+        async def first_too_slow(trajectory, calls=calls):
+            calls.append(trajectory.index)
+            if len(calls) <= 2:
+                await trio.sleep(60)
+            return 0.5
+
+        async with world(1, plan=in_a_second, reward=first_too_slow, deadlines=limit) as w:
+            (group,) = await take_all(w.engine)
+            assert w.servers.calls == 2
+            assert w.engine.statistics().tokens.wasted_total == 0
+        assert [row.reward for row in group.trajectories] == [0.5, 0.5]

@@ -30,8 +30,11 @@ class Runs:
     async def open(self, **changes):
         source = changes.pop("source", None) or IterableSource(prompts(self.count))
         keep, io = changes.pop("keep_acked", False), SimIO(rng=random.Random(1))
+        again, named = changes.pop("retry_quarantined", False), changes.pop("ledger_settings", None)
         async with (
-            open_ledger("sim", keep_acked=keep, disk=self.disk, io=io) as ledger,
+            open_ledger(
+                "sim", keep_acked=keep, settings=named, retry_quarantined=again, disk=self.disk, io=io
+            ) as ledger,
             world(source=source, ledger=ledger, **changes) as w,
         ):
             yield w

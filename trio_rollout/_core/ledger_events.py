@@ -52,13 +52,14 @@ class SampleKept:
 
     Written in the background, so it may come late. Of two trajectories of one sample that of the newer attempt counts. The
     sample of a group that has settled is ignored: a ready group has its samples in its body. ``tokens`` here and in other
-    events: how many were sampled for it.
+    events: how many were sampled for it. ``scored``: False if only its reward is missing.
     """
 
     id: GroupId
     attempt: int
     trajectory: Trajectory
     tokens: int = 0
+    scored: bool = True
 
 
 @attrs.frozen(kw_only=True)

@@ -158,6 +158,7 @@ class Samples:
         for trajectory in unscored:
             if samples[trajectory.index].state is SampleState.MISSING:
                 samples[trajectory.index].trajectory = trajectory
+                samples[trajectory.index].tokens = tokens_of(trajectory)
         for sample in samples:
             if sample.state is SampleState.MISSING and sample.attempts >= max_attempts:
                 sample.state = SampleState.FAILED
@@ -186,9 +187,9 @@ class Samples:
         return tuple([sample.trajectory for sample in self._finished() if sample.trajectory is not None])
 
     def unscored(self) -> tuple[Trajectory, ...]:
-        """Return what samples that failed for good had sampled: their scorer failed, and they can be scored again."""
-        failed = (sample for sample in self._samples if sample.state is SampleState.FAILED)
-        return tuple(sample.trajectory for sample in failed if sample.trajectory is not None)
+        """Return what was sampled for samples that only lack a reward: it can be scored again."""
+        others = (sample for sample in self._samples if sample.state is not SampleState.FINISHED)
+        return tuple(sample.trajectory for sample in others if sample.trajectory is not None)
 
     def failures(self) -> Iterator[tuple[int, Failure]]:
         """Iterate over the samples that failed for good, with the failure of each."""
@@ -198,11 +199,10 @@ class Samples:
 
     @property
     def kept_tokens(self) -> int:
-        """The number of tokens sampled for what is finished, and in recorded turns that wait for the next try."""
+        """The number of tokens sampled for what is finished or only lacks a reward, and in recorded turns for the next try."""
         tokens = 0
         for sample in self._samples:
-            if sample.state is SampleState.FINISHED:
-                tokens += sample.tokens
+            tokens += sample.tokens
             if sample.turns is not None:
                 tokens += sample.turns.tokens_left
         return tokens
@@ -242,7 +242,7 @@ class Samples:
         self._apply(index, SampleEvent.FAIL)
         sample = self._samples[index]
         sample.count(counts)
-        sample.failure, sample.trajectory = failure, unscored
+        sample.failure, sample.trajectory, sample.tokens = failure, unscored, 0
 
     def stop(self, index: int, counts: SampleCounts | None = None) -> None:
         """End a sample's try, or its rest, with the group's attempt. ``counts`` where that charges the sample."""
@@ -255,7 +255,7 @@ class Samples:
         self._apply(index, SampleEvent.DROP)
         sample = self._samples[index]
         self.wasted[Cause.STALE] += sample.tokens
-        sample.trajectory = None
+        sample.trajectory, sample.tokens = None, 0
         sample.unpenalized += 1
 
     def stale(self, staleness: Staleness, version: int) -> tuple[int, ...]:

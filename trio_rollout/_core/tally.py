@@ -45,8 +45,8 @@ class Tally:
         self.recovered += tokens
 
     def take_up(self, tokens: int) -> None:
-        """A try goes on with what a ledger remembers of a sample that only lacks a reward."""
-        self.recovered += tokens
+        """A try goes on with a sample that only lacks a reward."""
+        self._kept -= tokens
         self._in_flight += tokens
 
     def lose(self, cause: Cause, tokens: int) -> None:

@@ -30,7 +30,8 @@ from ..sources import TaskSource
 from ._display import Screen, open_display, printable
 from ._job import TASKS_OWN, resolve_reward
 from ._options import COUNT, option
-from ._outcome import ExitStatus, RewardTally, error_line, number_of
+from ._outcome import RewardTally, error_line, number_of
+from ._status import ExitStatus
 
 _ENGINE, _DEADLINES, _RETRY = EngineSettings(), Deadlines(), Retry()
 _MOST_IDS = 8

@@ -15,7 +15,7 @@ import trio
 from .._core.enums import Cause
 from .._core.failures import Again, after_failure, cause_of, failure_of, leaves_of
 from .._core.ledger_events import SampleKept, SamplesDropped, SamplesTried
-from .._core.samples import SampleCounts, Samples, SampleState, tokens_of
+from .._core.samples import SampleCounts, Samples, SampleState
 from .._core.settings import Retry
 from .._core.tally import Tally
 from .._core.values import Failure, Group, GroupId, Prompt, Trajectory
@@ -90,6 +90,8 @@ class SampleTry:
     new_tokens: int = attrs.field(default=0, init=False)
     tokens_given_back: int = attrs.field(default=0, init=False)
     """Tokens of recorded turns: an earlier try sampled them."""
+    sampled: Trajectory | None = attrs.field(default=None, init=False)
+    """What it is to have a reward for, once its generate function has returned."""
     empty_continuations: int = attrs.field(default=0, init=False)
     begun: int | None = attrs.field(default=None, init=False)
     calls: int = attrs.field(default=0, init=False)
@@ -114,19 +116,14 @@ class SampleTry:
         return None if self._end is None else self._end.cause
 
     def take_unscored(self) -> Trajectory | None:
-        """Return what an earlier run sampled, if only a reward is missing; None otherwise. It is offered once."""
+        """Return what an earlier try sampled, if only a reward is missing; None otherwise."""
         sample = self.attempt.samples[self.index]
-        found, sample.trajectory = sample.trajectory, None
+        found, tokens = sample.trajectory, sample.tokens
+        sample.trajectory, sample.tokens = None, 0
         if found is not None:
-            self.generating = False
-            self.new_tokens = tokens_of(found)
-            self.attempt.tally.take_up(self.new_tokens)
+            self.generating, self.new_tokens = False, tokens
+            self.attempt.tally.take_up(tokens)
         return found
-
-    @property
-    def is_unscored(self) -> bool:
-        """True if only its scorer failed: its trajectory is kept, to be scored again."""
-        return self._end is not None and self._end.unscored is not None
 
     def note_tokens(self, tokens: int) -> None:
         """Note that a turn brought so many tokens."""
@@ -282,11 +279,16 @@ class Attempt:
     def keep(self, trajectory: Trajectory, tokens: int) -> None:
         """Keep a finished sample until the group settles; the ledger gets it in the background."""
         self.samples.finish(trajectory.index, trajectory, tokens)
+        self._keep(trajectory, tokens, scored=True)
+
+    def _keep(self, trajectory: Trajectory, tokens: int, *, scored: bool) -> None:
         self.tally.keep(tokens)
         if self.turns is not None:
             self.turns.finish(trajectory.index)
         if self.recorder is not None:
-            self.recorder.note(SampleKept(id=self.id, attempt=self.number, trajectory=trajectory, tokens=tokens))
+            self.recorder.note(
+                SampleKept(id=self.id, attempt=self.number, trajectory=trajectory, tokens=tokens, scored=scored)
+            )
 
     def lose(self, cause: Cause, tokens: int) -> None:
         """Note that so many tokens were sampled in vain."""
@@ -320,13 +322,15 @@ class Attempt:
             self._note_failed(this)
 
     def _note_failed(self, this: SampleTry) -> None:
-        """Note the tokens and the tries of a try that ended without a result. What only lacks a reward is not lost yet."""
-        cause = this.cause or self.cause or Cause.DEADLINE
-        lost = this.tokens if self.turns is None else this.tokens - self.turns.end_try(this.index, cause)
-        if this.is_unscored:
-            self.tally.lose(cause, lost)
+        """Note the tokens and the tries of a try that ended without a result. What only lacks a reward is kept for the next."""
+        cause, sample = this.cause or self.cause or Cause.DEADLINE, self.samples[this.index]
+        if this.sampled is not None and sample.state is not SampleState.FAILED:
+            sample.trajectory, sample.tokens = this.sampled, this.tokens
+            self._keep(this.sampled, this.tokens, scored=False)
         else:
-            self.lose(cause, lost)
+            lost = this.tokens if self.turns is None else this.tokens - self.turns.end_try(this.index, cause)
+            self.tally.lose(cause, lost)
+            self.samples.wasted[cause] += lost if this.sampled is None else 0
         if self.recorder is not None:
             counts = tuple([sample.counts for sample in self.samples])
             self.recorder.note(SamplesTried(id=self.id, samples=counts, wasted=dict(self.samples.wasted)))
@@ -355,7 +359,7 @@ class Attempt:
             self.tally.retries[failed.cause] += 1
         else:
             counts = attrs.evolve(counts, attempts=max(counts.attempts, retry.max_attempts))
-            self.samples.fail(this.index, failed.failure, counts, failed.unscored)
+            self.samples.fail(this.index, failed.failure, counts, this.sampled)
         this.begun = None
         self.note_oldest()
         if verdict is not None:
@@ -422,7 +426,8 @@ class Attempt:
             if verdict is not None:
                 self.samples.stop(index, _counted(counts, verdict))
             else:
-                self.samples.fail(index, failure, counts)
+                self.tally.drop(cause, sample.tokens)
+                self.samples.fail(index, failure, counts, sample.trajectory)
                 if self.turns is not None:
                     self.turns.forget(index, cause)
 

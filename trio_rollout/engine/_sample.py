@@ -83,7 +83,7 @@ def _rest_after(this: SampleTry, context: RolloutContext) -> float | None:
 
 
 async def _scored_rollout(this: SampleTry, context: RolloutContext) -> None:
-    trajectory = this.take_unscored() or await _generated(this, context)
+    this.sampled = trajectory = _unscored(this) or await _generated(this, context)
     try:
         reward = await reward_of(trajectory, context)
     except BaseException as error:  # noqa: ASYNC103  the boundary of the scorer: the sampled tokens are kept
@@ -95,6 +95,12 @@ async def _scored_rollout(this: SampleTry, context: RolloutContext) -> None:
     trajectory = copied(trajectory, Trajectory, {"prompt": this.attempt.prompt, "reward": reward})
     if this.claim(trajectory) and context.instruments.working:
         context.instruments.emit(SampleFinished(id=this.id, attempt=this.attempt.number, trajectory=trajectory))
+
+
+def _unscored(this: SampleTry) -> Trajectory | None:
+    """Return what an earlier try sampled, with a fresh prompt, if only a reward is missing."""
+    found = this.take_unscored()
+    return None if found is None else copied(found, Trajectory, {"prompt": fresh_copy(this.attempt.prompt)})
 
 
 async def _generated(this: SampleTry, context: RolloutContext) -> Trajectory:

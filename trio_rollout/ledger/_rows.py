@@ -295,9 +295,9 @@ class EventApplier:
             return
         samples = self.rows.samples
         match event:
-            case SampleKept(attempt=attempt, trajectory=trajectory, tokens=tokens):
+            case SampleKept(attempt=attempt, trajectory=trajectory, tokens=tokens, scored=scored):
                 (location,) = locations
-                samples.put(row.seq, trajectory.index, attempt, location, tokens=tokens)
+                samples.put(row.seq, trajectory.index, attempt, location, tokens=tokens, scored=scored)
             case SamplesDropped(indices=indices):
                 samples.drop(row.seq, indices)
             case SamplesTried(samples=counts, wasted=wasted):
