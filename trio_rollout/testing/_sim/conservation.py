@@ -1,7 +1,8 @@
 """Conservation of groups, slots, samples and tokens in one engine, to be checked between any two steps of a run (P1, P11).
 
 The counts of an engine add up by construction: each change moves a token from one to another. So the tokens are counted
-here a second time, where they are: in the tries under way, in the finished samples and in the recorded turns.
+here a second time, where they are: in the tries under way, in the recorded turns, and in the samples that are finished or
+only lack a reward.
 """
 
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import attrs
 from ..._core.book import Entry
 from ..._core.enums import Cause, Resume
 from ..._core.lifecycle import State
-from ..._core.samples import SampleState
+from ..._core.samples import Sample, SampleState
 from ..._core.values import GroupId
 from ...engine._engine import RolloutEngine
 from ...engine._running import RunningAttempts
@@ -31,7 +32,7 @@ class _Seen:
 
     @property
     def kept(self) -> int:
-        """The number of tokens of finished samples."""
+        """The number of tokens of samples that are finished, or only lack a reward."""
         return sum(self.tokens)
 
     def unfinished_since(self, before: "_Seen") -> Iterator[int]:
@@ -64,20 +65,23 @@ class Conservation:
             self._fail(f"{len(state.running)} attempts at {state.book.count(State.RUNNING)} running groups")
         kept, turns = 0, state.context.settings.resume is Resume.TURNS
         for entry in state.book.entries(State.WAITING, State.RUNNING, State.READY):
-            samples = tuple([sample.state for sample in entry.samples])
+            now = _Seen(
+                entry.state,
+                tuple([sample.state for sample in entry.samples]),
+                tuple([sample.tokens for sample in entry.samples]),
+            )
             seen = self._seen.get(entry.id)
-            if seen is None or seen.samples != samples or seen.state is not entry.state:
-                seen = self._look(entry, samples, seen)
-            kept += seen.kept + (_left_turns(entry) if turns else 0)
+            if seen != now:
+                self._look(entry, now, seen)
+            kept += now.kept + (_left_turns(entry) if turns else 0)
         self._check_tokens(kept, self._tokens_of_tries(state.running, state.slots))
         self._tokens_of_tries(state.evaluations, state.evaluation_slots)
 
-    def _look(self, entry: Entry, samples: tuple[SampleState, ...], before: _Seen | None) -> _Seen:
+    def _look(self, entry: Entry, now: _Seen, before: _Seen | None) -> None:
         """Check a group in which something has changed since the last step."""
-        finished = [sample if sample.state is SampleState.FINISHED else None for sample in entry.samples]
-        now = _Seen(entry.state, samples, tuple(0 if sample is None else sample.tokens for sample in finished))
-        if any(sample is not None and sample.trajectory is None for sample in finished):
-            self._fail(f"group {entry.id}: a finished sample has no trajectory: {samples}")
+        samples = now.samples
+        if any(sample.trajectory is None for sample in entry.samples if _must_have(sample)):
+            self._fail(f"group {entry.id}: a finished or kept sample has no trajectory: {samples}, {now.tokens}")
         if entry.state is not State.RUNNING and not _UNDER_WAY.isdisjoint(samples):
             self._fail(f"group {entry.id} is {entry.state.value} and has samples under way: {samples}")
         if entry.group is not None and len(entry.group.trajectories) != samples.count(SampleState.FINISHED):
@@ -89,7 +93,6 @@ class Conservation:
                 self._fail(f"group {entry.id}: finished samples {lost} are missing again")
             self._too_old += sum(before.tokens[index] for index in lost)
         self._seen[entry.id] = now
-        return now
 
     def _tokens_of_tries(self, attempts: RunningAttempts, slots: Slots) -> int:
         """Return the number of tokens in the tries under way; each try is one of a running sample, in a slot."""
@@ -119,3 +122,8 @@ class Conservation:
 def _left_turns(entry: Entry) -> int:
     """Return the number of tokens in recorded turns that no try under way was given back."""
     return sum(sample.turns.tokens_left for sample in entry.samples if sample.turns is not None)
+
+
+def _must_have(sample: Sample) -> bool:
+    """Return True for a sample that must have a trajectory."""
+    return sample.state is SampleState.FINISHED or bool(sample.tokens)
