@@ -88,7 +88,7 @@ class RescoreReport:
 
 
 @final
-@attrs.define(eq=False, kw_only=True)
+@attrs.define(eq=False)
 class _Pass:
     """One pass: the groups scored by their states before and after, those that failed, and the error that ended it."""
 
@@ -257,6 +257,10 @@ def _name_of(function: object) -> str:
     return f"{named.__module__}:{getattr(named, '__qualname__', '')}"
 
 
+def _names(states: Iterable[State]) -> str:
+    return ", ".join(state.value for state in states)
+
+
 def _ignore(_: RescoredGroup) -> None:
     """Stand in for ``tell``."""
 
@@ -274,44 +278,34 @@ async def rescore(
     ports: Ports | None = None,
     tell: Callable[[RescoredGroup], None] = _ignore,
 ) -> RescoreReport:
-    """Score what a ledger has stored again, and write the new rewards; nothing is sampled.
+    """Score what an open ledger has stored again, and write the new rewards; nothing is sampled.
 
-    The ledger is one that ``open_ledger`` has opened and no engine uses. The three functions are those of
-    ``open_rollout_engine``. A quarantined group of which every sample is stored becomes ready, and the next run delivers it;
-    other groups keep their state, and no group is delivered again. ``name`` is the reward's name, by default that of the
-    function. ``states`` are those of the groups to score. ``settings`` has the limits: ``max_running`` rollouts are scored
-    at once, under ``deadlines.reward``, with the tries of ``retry``. ``tell`` hears of each group once it is written.
+    No engine may use the ledger meanwhile. The three functions are those of ``open_rollout_engine``; ``name`` is the reward's,
+    by default that of the function. A quarantined group of which every sample is stored becomes ready; other groups keep
+    their state, and none is delivered again. ``settings`` limits the rollouts that are scored at once (``max_running``),
+    their time (``deadlines.reward``) and their tries (``retry``). ``tell`` hears of each group once it is written.
 
-    Blocks until every group was scored. Each group is one transaction: cancelled or killed at any moment, the groups that
-    were written have their new rewards, and the next call with the same name and states goes on with the others
-    (``again`` begins anew). The scorers that run are cancelled.
+    Blocks until every group in these ``states`` was scored. Each group is one transaction: cancelled or killed at any
+    moment, what was written stays, and a call with the same name and states goes on (``again`` begins anew).
 
     Raises:
       ValueError: there is neither a reward nor a group reward, or a state has no trajectories.
       LedgerError: no run has begun, a part of the groups would get other rewards than the ledger names, or a write failed.
     """
-    function = reward or group_reward
-    chosen = tuple(states)
+    function, chosen, settings = reward or group_reward, tuple(states), settings or EngineSettings()
     if function is None or not set(chosen) <= set(_ALL):
         raise ValueError(
-            "rescore needs a reward or a group_reward, and states out of "
-            f"{', '.join(state.value for state in _ALL)}; got {function}, {', '.join(map(str, chosen))}"
+            f"rescore needs a reward or a group_reward, and states out of {_names(_ALL)}; got {_names(chosen)}"
         )
-    begun = await ledger.begin_rescoring(name or _name_of(function), chosen, again=again)
-    settings = settings or EngineSettings()
-    this = _Pass(
-        ledger=ledger,
-        scoring=Scoring(
-            reward=reward,
-            group_reward=group_reward,
-            group_filter=group_filter,
-            settings=settings,
-            ports=ports or Ports(),
-        ),
-        begun=begun,
-        tell=tell,
-        rollouts=trio.CapacityLimiter(settings.max_running),
+    scoring = Scoring(
+        reward=reward,
+        group_reward=group_reward,
+        group_filter=group_filter,
+        settings=settings,
+        ports=ports or Ports(),
     )
+    begun = await ledger.begin_rescoring(name or _name_of(function), chosen, again=again)
+    this = _Pass(ledger, scoring, begun, tell, trio.CapacityLimiter(settings.max_running))
     await this.run(chosen)
     report = this.report()
     if all(group.after in _UNFINISHED for group in report.failed):
