@@ -101,7 +101,7 @@ class _Pass:
     failed: list[RescoredGroup] = attrs.field(factory=list, init=False)
     broken: LedgerError | None = attrs.field(default=None, init=False)
 
-    async def run(self, states: Sequence[State]) -> None:
+    async def run(self, states: Sequence[State]) -> RescoreReport:
         """Score the groups in these states, in the order in which they were pulled, several at once."""
         async with trio.open_nursery() as nursery:
             try:
@@ -110,6 +110,9 @@ class _Pass:
                 self._break(error, nursery.cancel_scope)
         if self.broken is not None:
             raise self.broken
+        if all(group.after in _UNFINISHED for group in self.failed):
+            await self.ledger.finish_rescoring(self.begun.number)
+        return self._report()
 
     async def _start_all(self, states: Sequence[State], nursery: trio.Nursery) -> None:
         groups = trio.CapacityLimiter(max(1, int(self.rollouts.total_tokens) // self.begun.samples_per_prompt))
@@ -227,7 +230,7 @@ class _Pass:
         with logging_failures(_LOGGER, "the function that is told of rescored groups failed"):
             self.tell(found)
 
-    def report(self) -> RescoreReport:
+    def _report(self) -> RescoreReport:
         """Return the counts, once all groups have been scored."""
         return RescoreReport(
             scored=self.scored.total(),
@@ -297,17 +300,9 @@ async def rescore(
         raise ValueError(
             f"rescore needs a reward or a group_reward, and states out of {_names(_ALL)}; got {_names(chosen)}"
         )
+    ports = ports or Ports()
     scoring = Scoring(
-        reward=reward,
-        group_reward=group_reward,
-        group_filter=group_filter,
-        settings=settings,
-        ports=ports or Ports(),
+        reward=reward, group_reward=group_reward, group_filter=group_filter, settings=settings, ports=ports
     )
     begun = await ledger.begin_rescoring(name or _name_of(function), chosen, again=again)
-    this = _Pass(ledger, scoring, begun, tell, trio.CapacityLimiter(settings.max_running))
-    await this.run(chosen)
-    report = this.report()
-    if all(group.after in _UNFINISHED for group in report.failed):
-        await ledger.finish_rescoring(begun.number)
-    return report
+    return await _Pass(ledger, scoring, begun, tell, trio.CapacityLimiter(settings.max_running)).run(chosen)
