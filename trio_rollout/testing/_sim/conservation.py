@@ -100,7 +100,7 @@ class Conservation:
         for attempt in attempts:
             for index, this in attempt.tries.items():
                 tries += 1
-                tokens += this.new_tokens
+                tokens += this.tokens
                 if attempt.samples[index].state is not SampleState.RUNNING:
                     self._fail(f"group {attempt.id}: a try at sample {index}, {attempt.samples[index].state.value}")
         if not tries <= slots.in_use <= slots.total:
