@@ -13,6 +13,7 @@ from trio_rollout import (
     Keep,
     PauseMode,
     Ports,
+    Resume,
     Retry,
     SamplingParams,
     SingleTurn,
@@ -94,12 +95,13 @@ class Noting:
         return {}
 
 
-def draw_settings(rng):
+def draw_settings(rng, seed):
     return EngineSettings(
         samples_per_prompt=rng.randint(1, 4),
         max_running=rng.randint(4, 12),
         max_ready=rng.randint(1, 6),
         partial=rng.random() < 0.3,
+        resume=Resume.TURNS if seed % 3 == 1 else Resume.SAMPLES,
         deadlines=Deadlines(group=rng.choice([None, 20.0, 60.0]), turn=rng.choice([8.0, 15.0]), drain=15.0),
         retry=Retry(max_attempts=rng.randint(2, 4), backoff_base=0.1, backoff_max=1.0),
         failure_budget=50,
@@ -132,7 +134,7 @@ async def live(seed, invariants, *, count=20):
         servers=servers,
         reward=reward,
         group_filter=group_filter,
-        settings=draw_settings(rng),
+        settings=draw_settings(rng, seed),
         ports=Ports(random.Random(seed)),
         instruments=[story.finished],
     ) as engine:

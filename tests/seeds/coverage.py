@@ -23,6 +23,7 @@ REQUIRED = (
     "full buffer",
     "slow consumer",
     "a turn was put together from parts",
+    "turns were given back",
     "next_batch was cancelled",
     "cancelled from outside",
     "drained",

@@ -17,6 +17,7 @@ from trio_rollout import (
     Pace,
     PauseMode,
     Prompt,
+    Resume,
     Retry,
     RolloutEngine,
     SamplingParams,
@@ -89,6 +90,7 @@ def draw_settings(world: SimWorld) -> EngineSettings:
         max_running=rng.choice([8, 16, 32]),
         max_ready=rng.choice([1, 2, 8]),
         partial=rng.random() < 0.4,
+        resume=Resume.TURNS if world.seed % 4 == 2 else Resume.SAMPLES,
         deadlines=Deadlines(
             group=group,
             rollout=rollout,
@@ -182,6 +184,7 @@ async def _generate(faults: Faulty, prompt: Prompt, rollout: Rollout) -> Traject
     turns = []
     for _ in range(1 + rollout.index % 2):
         await faults.user("generate")
+        faults.world.sometimes("turns were given back", rollout.replaying)
         turns.append(await rollout.generate(rollout.input, SAMPLING))
         faults.world.sometimes(
             "a turn was put together from parts", len({span.version for span in turns[-1].versions}) > 1
