@@ -3,8 +3,8 @@
 import pytest
 import trio
 
-from trio_rollout import Cause, PauseMode, Prompt, SamplingParams, SingleTurn, Status
-from trio_rollout.errors import EngineClosed, RequestRejected, RolloutError, SourceError
+from trio_rollout import Cause, PauseMode, Prompt, Retry, SamplingParams, SingleTurn, Status
+from trio_rollout.errors import EngineClosed, RequestRejected, RolloutError, SandboxLost, SourceError
 from trio_rollout.sources import IterableSource
 from trio_rollout.testing import HANG, Fail, FakeServers, Say, prompts
 
@@ -63,6 +63,77 @@ async def test_input_that_no_server_takes_fails_the_samples_that_are_not_finishe
     assert [error.cause for error in errors] == [Cause.SIBLING, Cause.ERROR, Cause.SIBLING]
     assert "sample 1 failed first" in errors[0].message
     assert "too long" in errors[0].message
+
+
+async def test_a_sample_that_failed_before_the_input_was_refused_is_a_row_too():
+    """Each sample has a row with its own failure, whichever of two ends came first."""
+
+    async def generate(prompt, rollout):
+        if rollout.index == 0:
+            raise ValueError("never works")
+        if rollout.index == 1:
+            return rollout.finish([await rollout.generate(rollout.input)])
+        await trio.sleep(10)
+        raise RequestRejected("too long")
+
+    async with world(0) as w:
+        (group,) = await w.engine.evaluate(held_out(1), generate, samples_per_prompt=3)
+    assert [row.index for row in group.trajectories] == [0, 1, 2]
+    assert [row.status for row in group.trajectories] == [Status.FAILED, Status.COMPLETED, Status.FAILED]
+    assert [row.error and row.error.message for row in group.trajectories] == ["never works", None, "too long"]
+
+
+async def test_f102_infrastructure_costs_a_sample_of_an_evaluation_alone():
+    calls = []
+
+    async def generate(prompt, rollout):
+        calls.append(rollout.index)
+        turn = await rollout.generate(rollout.input)
+        if rollout.index == 2 and calls.count(2) < 6:
+            raise SandboxLost("gone")
+        return rollout.finish([turn])
+
+    async with world(0) as w:
+        (group,) = await w.engine.evaluate(held_out(1), generate, samples_per_prompt=4)
+    assert [row.status for row in group.trajectories] == [Status.COMPLETED] * 4
+    assert sorted(calls) == [0, 1, *[2] * 6, 3]
+
+
+async def test_f102_the_groups_deadline_keeps_the_finished_samples_of_an_evaluation():
+    calls = []
+
+    async def generate(prompt, rollout):
+        calls.append(rollout.index)
+        turn = await rollout.generate(rollout.input)
+        if rollout.index == 1:
+            await trio.sleep_forever()
+        return rollout.finish([turn])
+
+    async with world(0, deadlines={"group": 20}, retry=Retry(max_attempts=2, backoff_base=0.01)) as w:
+        (group,) = await w.engine.evaluate(held_out(1), generate, samples_per_prompt=3)
+    assert [row.status for row in group.trajectories] == [Status.COMPLETED, Status.FAILED, Status.COMPLETED]
+    assert group.trajectories[1].error.cause is Cause.DEADLINE
+    assert sorted(calls) == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("whose", ["one sample's", "the group's"])
+async def test_a_row_whose_scorer_failed_is_failed_and_has_its_tokens(whose):
+    async def reward(trajectory):
+        if trajectory.index == 1 and whose == "one sample's":
+            raise ValueError("no such column")
+        return 1.0
+
+    async def group_reward(group):
+        raise ValueError("no such column")
+
+    more = {"group_reward": group_reward} if whose == "the group's" else {}
+    async with world(0, reward=reward, **more) as w:
+        (group,) = await w.engine.evaluate(held_out(1), samples_per_prompt=3)
+    failed = [1] if whose == "one sample's" else [0, 1, 2]
+    assert [row.index for row in group.trajectories] == [0, 1, 2]
+    assert [row.index for row in group.trajectories if row.status is Status.FAILED] == failed
+    assert {row.error.message for row in group.trajectories if row.index in failed} == {"no such column"}
+    assert all(row.segments[0].response_length == 4 for row in group.trajectories)
 
 
 async def test_a_prompt_that_failed_for_good_is_failed_not_missing():

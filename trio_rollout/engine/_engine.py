@@ -127,8 +127,8 @@ class RolloutEngine:
         """Run every prompt of ``source`` once and return its groups, in the source's order.
 
         Blocks until all are done. Production goes on beside the evaluation, and its counts and instruments know nothing of
-        it. A weight update restarts the rollouts that it interrupts. A prompt that failed for good is a group of FAILED
-        trajectories. Cancelled, the rollouts are aborted on their servers.
+        it. A weight update restarts the rollouts that it interrupts. Samples fail alone, as in production; one that failed
+        for good is a FAILED trajectory, with its tokens if only its scorer failed. Cancelled, the rollouts are aborted on their servers.
 
         Raises:
           RuntimeError: it was called inside the caller's ``weight_update``.

@@ -4,6 +4,7 @@ The attempts of an evaluation are children of the caller's task. A weight update
 so no trajectory mixes versions. A prompt that failed for good is a group of FAILED trajectories.
 """
 
+from collections.abc import Iterator
 from typing import NoReturn, final
 
 import attrs
@@ -12,7 +13,7 @@ import trio
 from .._core.enums import Status, Stop
 from .._core.samples import Samples
 from .._core.settings import Staleness
-from .._core.values import Group, GroupId, MissingSample, Prompt, Trajectory
+from .._core.values import Group, GroupId, Prompt, Trajectory
 from .._util.time import retry_wait_s, wait_s
 from .._util.user_code import ends_the_process
 from ..abc import Generate, Source
@@ -94,24 +95,15 @@ class Evaluation:
         raise ServerError(f"evaluate: {failure.blocked_reason}")
 
     async def _one(self, prompt: Prompt) -> None:
-        samples, retry, number = Samples.of(self.samples), self.context.settings.retry, 0
-        while True:
+        samples, retry, number = Samples.of(self.samples), self.context.settings.retry, 1
+        outcome = await self._attempt(prompt, number, samples)
+        while isinstance(outcome, Unfinished) and not outcome.permanent:
+            backoff = number if outcome.cause.uses_attempt else 0
+            await wait_s(retry_wait_s(backoff, retry=retry, rng=self.context.ports.random))
             number += 1
             outcome = await self._attempt(prompt, number, samples)
-            if not isinstance(outcome, Unfinished):
-                self._groups[prompt.group_id] = self._whole(outcome.group)
-                return
-            if outcome.permanent:
-                missing = [
-                    MissingSample(index=index, failure=outcome.failure_for(index)) for index in samples.missing()
-                ]
-                kept = Group(
-                    id=prompt.group_id, attempt=number, prompt=prompt, trajectories=samples.kept(), missing=missing
-                )
-                self._groups[prompt.group_id] = self._whole(kept)
-                return
-            backoff = max(1, *(sample.attempts for sample in samples)) if outcome.cause.uses_attempt else 0
-            await wait_s(retry_wait_s(backoff, retry=retry, rng=self.context.ports.random))
+        rows = _rows_of(prompt, samples, outcome)
+        self._groups[prompt.group_id] = Group(id=prompt.group_id, attempt=number, prompt=prompt, trajectories=rows)
 
     async def _attempt(self, prompt: Prompt, number: int, samples: Samples) -> Outcome:
         slots, gate = self.state.evaluation_slots, self.context.gate
@@ -125,23 +117,25 @@ class Evaluation:
         with self.state.evaluations.holding(attempt), self._running.holding(attempt):
             return await run_attempt(attempt, self.context, slots.claim(wanted))
 
-    def _whole(self, group: Group) -> Group:
-        """Return the group with a FAILED trajectory for each sample that is missing."""
-        failed = [
-            Trajectory(
-                prompt=group.prompt,
-                index=sample.index,
-                segments=(),
-                status=Status.FAILED,
-                stop=Stop.ABORT,
-                turns=0,
-                metadata=group.prompt.metadata,
-                error=sample.failure,
-            )
-            for sample in group.missing
-        ]
-        rows = sorted([*group.trajectories, *failed], key=lambda row: row.index)
-        return attrs.evolve(group, trajectories=rows, missing=())
+
+def _rows_of(prompt: Prompt, samples: Samples, outcome: Outcome) -> Iterator[Trajectory]:
+    """Iterate over a row for each sample: the finished one, or one that is FAILED and has the failure.
+
+    If its scorer failed, or the group's, a FAILED row has what was sampled.
+    """
+    if isinstance(outcome, Unfinished):
+        finished = () if outcome.sample is None else samples.kept()  # None: the group reward failed
+    else:
+        finished = outcome.group.trajectories
+    rows = {row.index: row for row in finished}
+    nothing = Trajectory(prompt=prompt, index=0, segments=(), stop=Stop.ABORT, turns=0, metadata=prompt.metadata)
+    for index, sample in enumerate(samples):
+        if index in rows:
+            yield rows[index]
+        else:
+            failure = outcome.failure_for(index) if isinstance(outcome, Unfinished) else None
+            made = sample.trajectory or attrs.evolve(nothing, index=index)
+            yield attrs.evolve(made, status=Status.FAILED, error=sample.failure or failure)
 
 
 def evaluation_context(context: RolloutContext, generate: Generate | None, samples: int) -> RolloutContext:
