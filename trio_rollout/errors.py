@@ -66,6 +66,14 @@ class ContextFull(RequestRejected):
     """
 
 
+class SamplingRejected(RequestRejected, SettingsError):
+    """Sampling parameters have a value that no server of this model takes, such as a stop token outside the vocabulary.
+
+    Raised by ``rollout.generate`` and ``SGLangServers.generate``, because the vocabulary is known only then. The engine
+    quarantines the group at once. Correct the sampling parameters; the message names the field, the value and the range.
+    """
+
+
 class ServerBusy(ServerError):
     """A server refuses requests for now (408, 425, 429, 503); the same request may succeed later.
 

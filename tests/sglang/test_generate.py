@@ -75,7 +75,8 @@ async def test_a_damaged_answer_is_a_server_error_and_poisons_nothing(world, fau
         assert run.fake.url in str(caught.value)
         assert run.fake.generates[0] in str(caught.value)
         assert (await run.servers.generate(PROMPT, FIVE)).output_ids.tolist() == EXPECTED
-        assert run.fake.aborts == []
+        not_http = fault in {Fault.LONG_BODY, Fault.GZIP, Fault.NOT_HTTP}  # nothing says that such a request has ended
+        assert run.fake.aborts == (run.fake.generates[:1] if not_http else [])
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])

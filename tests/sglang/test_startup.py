@@ -195,7 +195,7 @@ async def test_a_prefix_stands_before_every_route(autojump_clock):
 async def test_an_api_key_goes_with_every_call_and_into_no_repr():
     headers = []
     async with open_fake_sglang() as fake:
-        settings = ServerSettings(vocab_size=9, api_key="s3cret")
+        settings = ServerSettings(vocab_size=99, api_key="s3cret")
         async with open_sglang_servers([fake.url], settings=settings) as servers:
             await servers.generate(PROMPT, FIVE)
             await servers.health()
@@ -268,7 +268,7 @@ async def test_the_vocabularys_size_is_read_where_the_model_lies(tmp_path, confi
     async with socket_world(plan, settings=ServerSettings()) as run:
         with pytest.raises(RequestRejected, match="50"):
             await run.servers.generate([50], FIVE)
-        await run.servers.generate([49], FIVE)
+        await run.servers.generate([49], SamplingParams(max_new_tokens=1))
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"vocab_size": "many"}'])

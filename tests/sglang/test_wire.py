@@ -13,7 +13,7 @@ from trio_rollout import PauseMode, SamplingParams, Stop
 from trio_rollout._core.arrays import id_array
 from trio_rollout._core.segments import segments_of
 from trio_rollout._core.weights import Weights
-from trio_rollout.errors import RequestRejected, ServerBusy, ServerError
+from trio_rollout.errors import RequestRejected, ServerBusy, ServerError, SettingsError
 from trio_rollout.sglang import _wire as wire
 
 from .helpers import Asked
@@ -404,8 +404,8 @@ def test_extras_that_belong_to_the_client_are_refused(extra):
 
 
 def test_several_answers_to_one_request_are_refused():
-    with pytest.raises(RequestRejected, match="n: got 2"):
-        request(sampling=SamplingParams(extra={"n": 2}))
+    with pytest.raises(SettingsError, match=r"extra\['n'\]: got 2"):
+        SamplingParams(extra={"n": 2})
 
 
 def test_what_json_cannot_say_is_refused():

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .enums import Status, Stop
-from .sampling import SamplingParams
+from .sampling import SamplingParams, with_most_tokens
 from .values import Segment, Turn, VersionSpan, trusted
 
 
@@ -142,7 +142,8 @@ def status_of(stop: Stop) -> Status:
 
 def remaining(sampling: SamplingParams, parts: Sequence[Turn]) -> SamplingParams:
     """Return the sampling of the next part: ``max_new_tokens`` less the tokens of the parts."""
-    return attrs.evolve(sampling, max_new_tokens=sampling.max_new_tokens - _tokens(parts))
+    sampled = _tokens(parts)
+    return with_most_tokens(sampling, sampling.max_new_tokens - sampled, sampled=sampled)
 
 
 def is_used_up(sampling: SamplingParams, parts: Sequence[Turn]) -> bool:

@@ -24,5 +24,6 @@ from .httpx_transport import PoolTransport as PoolTransport
 from .httpx_transport import carry as carry
 from .httpx_transport import library_of as library_of
 from .httpx_transport import limits_of as limits_of
+from .reader import BODY_LIMIT as BODY_LIMIT
 from .reader import Response as Response
 from .sockets import socket_connector as socket_connector

@@ -16,6 +16,9 @@ This works only if a cancellation leaves the exchange where it was. Three things
   bounded (``sglang._cancellation``): it aborts, reads on, and leaves. The connection then goes back to the pool if the answer
   was complete, and is closed if not, so that the rest of an answer never meets the next request.
 
+A server may send faster than its bytes can be read. What is read between two checkpoints is therefore bounded (``_SHARE``), so
+that a server that floods one connection takes no more than its turn from the other tasks, from deadlines and from Ctrl-C.
+
 Two races have rules. If the answer is already complete in the socket when the cancellation arrives, ``receive`` returns it:
 a deadline that passed during a stall of the loop must not throw away an answer that came in time. If the cancellation
 arrives during ``send``, there is nothing to read on: the server has at most a part of the request, and the connection closes.
@@ -28,8 +31,16 @@ from typing import Final, Self, final
 
 import trio
 
+from .._util.time import wait_s
 from .connection import Address, BadResponse, Connection, ConnectionBroken, Connector, NotConnected
 from .reader import SCRATCH_SIZE, Head, Response, ResponseReader
+
+
+# Bytes that are parsed between two checkpoints: half a millisecond of chunks of one byte. Of a body of announced length, which
+# is only copied, 16 times as much. A cancelled call takes four shares at once, for an answer that is complete.
+_SHARE: Final = 16384
+_LAST_SHARE: Final = 4 * _SHARE
+_COPIED: Final = 16
 
 
 def post_head(address: Address, path: str, *, headers: tuple[tuple[str, str], ...] = ()) -> bytes:
@@ -65,6 +76,7 @@ class Exchange:
         self._connection = connection
         self._reader = ResponseReader(scratch)
         self._failure: ConnectionBroken | BadResponse | None = None
+        self._observer_error: Exception | None = None
         self.reused = reused
         """True if the connection has carried an exchange before: the server may have closed it meanwhile."""
         self.sent = False
@@ -88,6 +100,10 @@ class Exchange:
         """Status and headers of an answer whose body goes to the observer, once they are known."""
         return self._reader.observed
 
+    def limit_body(self, most: int) -> None:
+        """Refuse a body of more than so many bytes, unless it is observed."""
+        self._reader.body_limit = most
+
     def end(self) -> None:
         """Give the connection back or close it, as leaving the block does; for an exchange that is not used as a block."""
         response = self._reader.response
@@ -105,7 +121,8 @@ class Exchange:
     def observe(self, content_type: str, observer: Callable[[bytes], None]) -> None:
         """Hand the body of a 200 answer of this content type to ``observer`` as it arrives, in place of collecting it.
 
-        A body of announced length is collected all the same.
+        A body of announced length is collected all the same. An exception of the observer comes out of the call that
+        receives; a BadResponse ends the answer. After any other, the answer can be read on.
         """
         self._reader.observe(content_type.encode("latin-1"), observer)
 
@@ -144,12 +161,18 @@ class Exchange:
         if self._failure is not None:
             raise self._failure
         self.sent = not len(self._rest)
+        if self._observer_error is not None:
+            raise self._observer_error
 
     async def _watch_for_an_answer(self, sending: trio.CancelScope) -> None:
         """Stop sending when the server answers: one that refuses a request for its size reads no more of it."""
         while self._failure is None and self._reader.response is None:
             await self._connection.wait_readable()
-            self._receive_now()
+            try:
+                self._receive_now()
+            except Exception as error:  # noqa: BLE001  raised by send_rest: here, it would leave the nursery in a group
+                self._observer_error = error
+                break
         sending.cancel(reason="the server answers before it has read the request")
 
     async def receive(self) -> Response:
@@ -169,7 +192,7 @@ class Exchange:
             try:
                 await self._connection.wait_readable()
             except trio.Cancelled:  # noqa: ASYNC103  with a complete answer, the caller's next checkpoint raises it
-                response = self._receive_now()
+                response = self._receive_now(_LAST_SHARE)
                 if response is None:
                     raise
             else:
@@ -197,23 +220,25 @@ class Exchange:
             answered = self._reader.started
             raise ConnectionBroken(f"the connection broke while sending: {error}", answered=answered) from error
 
-    def _receive_now(self) -> Response | None:
-        """Receive everything that has arrived, and return the answer if it is complete. The next ``receive`` raises a failure."""
+    def _receive_now(self, most: int = _SHARE) -> Response | None:
+        """Receive what has arrived, up to a share, and return the answer if it is complete. The next ``receive`` raises a failure."""
         reader, connection = self._reader, self._connection
         try:
-            while reader.response is None:
-                count = connection.recv_into_now(reader.buffer())
+            while reader.response is None and most > 0:
+                try:
+                    count = connection.recv_into_now(reader.buffer())
+                except OSError as error:  # not one of the observer, which ``received`` calls
+                    raise ConnectionBroken(f"the connection broke: {error}", answered=reader.started) from error
                 if count is None:
                     return None
                 reader.received(count)
+                most -= count if reader.parses else count // _COPIED
         except (ConnectionBroken, BadResponse) as error:
             self._failure = error
-        except OSError as error:
-            self._failure = ConnectionBroken(f"the connection broke: {error}", answered=reader.started)
-            self._failure.__cause__ = error
         return reader.response
 
 
+_UNWATCHED_S: Final = 1.0
 # Errors of connect() that are this machine's.
 _OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
@@ -222,8 +247,8 @@ _OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOME
 class Pool:
     """The connections to one server. ``connections`` counts the open ones, idle or in use.
 
-    Idle connections are reused in O(1), the one used last first, so that the surplus of a burst ages at the other end, where it
-    is closed. There is no limit on the connections in use and no queue: the engine's slots bound them.
+    Idle connections are reused in O(1), the one used last first, so that the surplus of a burst ages at the other end, where
+    ``tend`` closes it. There is no limit on the connections in use and no queue: the engine's slots bound them.
     """
 
     def __init__(self, address: Address, connect: Connector, *, max_idle: int, idle_s: float, connect_s: float) -> None:
@@ -236,6 +261,9 @@ class Pool:
         self._idle: deque[tuple[Connection, float]] = deque()
         self._scratch = memoryview(bytearray(SCRATCH_SIZE))
         self._closed = False
+        self._asleep: trio.Event | None = None
+        self._watched: Connection | None = None
+        self._watch = trio.CancelScope()
 
     def __repr__(self) -> str:
         return f"<Pool {self.address.url}: {self.connections} open, {len(self._idle)} idle>"
@@ -258,6 +286,8 @@ class Pool:
         oldest = trio.current_time() - self._idle_s
         while self._idle:
             connection, since = self._idle.pop()
+            if connection is self._watched:
+                self._watch.cancel(reason="it is used again")
             # The server is about to close one that is too old; a new one avoids that race.
             if since >= oldest and self._alive(connection):
                 return Exchange(self, connection, self._scratch, reused=True)
@@ -287,6 +317,39 @@ class Pool:
         self._idle.append((connection, now))
         while self._idle and (len(self._idle) > self._max_idle or self._idle[0][1] + self._idle_s < now):
             self._drop(self._idle.popleft()[0])
+        if self._asleep is not None:
+            self._asleep.set()
+            self._asleep = None
+
+    async def tend(self) -> None:
+        """Close each idle connection when it is due, or when its server closes it. Runs until cancelled.
+
+        The one that is idle for the longest is due first, and the first that a server closes. Only that one is watched, and
+        only once it has been idle for a second: a busy pool has none, and costs nothing here.
+        """
+        while True:
+            if not self._idle:
+                self._asleep = trio.Event()
+                await self._asleep.wait()
+                continue
+            longest = connection, since = self._idle[0]
+            due = since + self._idle_s
+            if trio.current_time() < (begin := min(due, since + _UNWATCHED_S)):
+                await wait_s(begin - trio.current_time())
+                continue
+            await self._watch_until(connection, due)
+            if self._idle and self._idle[0] is longest:
+                self._idle.popleft()
+                self._drop(connection)
+
+    async def _watch_until(self, connection: Connection, due: float) -> None:
+        """Wait until an idle connection is due, its server has closed it, or it is used again."""
+        with trio.CancelScope(deadline=due) as self._watch:
+            self._watched = connection
+            try:
+                await connection.wait_readable()
+            finally:
+                self._watched = None
 
     def close(self) -> None:
         """Close the idle connections now, and the others when they are given back."""
@@ -295,6 +358,8 @@ class Pool:
             self._drop(self._idle.pop()[0])
 
     def _drop(self, connection: Connection) -> None:
+        if connection is self._watched:  # a socket must not be closed while a task waits for it
+            self._watch.cancel(reason="it is closed")
         self.connections -= 1
         connection.close()
 

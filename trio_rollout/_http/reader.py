@@ -1,8 +1,11 @@
 """Bytes in, one HTTP/1.1 answer out: a state machine without I/O.
 
 Receive into ``buffer()`` and report the number of bytes with ``received(count)``; 0 is the end of the stream. httptools
-parses the head. A body of announced length is received straight into a buffer of one byte more than announced, so that a body
-that is too long is noticed without another call. Chunked bodies go through the parser.
+parses the head. A body of announced length is received straight into a buffer, which grows with what arrives up to one byte more
+than announced, so that a body that is too long is noticed without another call. Chunked bodies go through the parser.
+
+Everything that httptools does not bound is bounded here: the heads before an answer, headers, the body, and the framing
+between the bytes of a body (docs/decisions/0054-what-a-server-sends-is-bounded.md).
 
 Invariant: ``response`` is set only if the answer is complete by its own framing and nothing follows it.
 """
@@ -17,11 +20,20 @@ import httptools
 
 from .connection import BadResponse, ConnectionBroken
 
-# Heads of uvicorn and nginx are below 1 kB; a head beyond this is an attack or a mistake.
+# Heads of uvicorn and nginx are below 1 kB with some ten headers. All heads of one answer together are bounded.
 HEAD_LIMIT: Final = 65536
-# The largest answers carry the routed experts of a long context: tens of MB. A length above this is taken for damage.
+HEADERS_LIMIT: Final = 256
+INTERIM_LIMIT: Final = 32
+"""The number of 1xx heads before an answer."""
+# The largest answers carry the routed experts of a long context: hundreds of MB. A length above this is taken for damage.
 BODY_LIMIT: Final = 1 << 30
 SCRATCH_SIZE: Final = 65536
+# A chunk of one byte is sent as six; chunk extensions and trailers are framing too.
+_FRAMING_PER_BYTE: Final = 16
+# A body that goes through the parser is read in pieces of this size: what each costs does not depend on the server.
+_PIECE: Final = 16384
+_FIRST_BUFFER: Final = 256 * 1024
+_MOST_DIGITS: Final = 19
 
 _BLANK_LINE: Final = b"\r\n\r\n"
 _NO_BODY: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
@@ -83,13 +95,23 @@ class _Head:
 class _Sink:
     """Collects the body of a message that goes through the parser; its headers are known already."""
 
-    __slots__ = ("begun", "chunks", "complete", "on_body")
+    __slots__ = ("begun", "body", "complete", "size")
 
-    def __init__(self, observer: Callable[[bytes], None] | None) -> None:
-        self.chunks: list[bytes] = []
-        self.on_body = self.chunks.append if observer is None else observer
+    def __init__(self) -> None:
+        self.body = bytearray()  # a list of chunks would cost 40 bytes for each chunk of one byte
+        self.size = 0
         self.complete = False
         self.begun = 0
+
+    def on_body(self, data: bytes) -> None:
+        self.size += len(data)
+        self.body += data
+
+    def take(self) -> bytes:
+        """Return the bytes that have come since the last call."""
+        data = bytes(self.body)
+        self.body.clear()
+        return data
 
     def on_message_begin(self) -> None:
         self.begun += 1
@@ -103,21 +125,25 @@ class ResponseReader:
     """Reads one answer. ``scratch`` may be shared by readers whose calls don't overlap: it holds nothing between calls."""
 
     _body: memoryview
-    _body_size: int
     _got: int
     _headers: list[tuple[bytes, bytes]]
     _keep_alive: bool
+    _length: int
     _observed: bytes
     _parser: httptools.HttpResponseParser
     _sink: _Sink
     _status: int
+    _wire_size: int
 
     def __init__(self, scratch: memoryview) -> None:
         # Only what every answer needs: the other attributes are set by the state that uses them.
         self._scratch = scratch
         self._state = _State.HEAD
         self._pending = b""
+        self._heads_size = self._interim = 0
         self._observer: Callable[[bytes], None] | None = None
+        self.body_limit = BODY_LIMIT
+        """The longest body in bytes; a body that is observed has no limit here."""
         self.started = False
         self.response: Response | None = None
         self.observed: Head | None = None
@@ -125,14 +151,23 @@ class ResponseReader:
 
     def buffer(self) -> memoryview:
         """Return the buffer to receive into next; never empty."""
-        return self._body[self._got :] if self._state is _State.EXACT else self._scratch
+        if self._state is _State.EXACT:
+            return self._body[self._got :]
+        return self._scratch if self._state is _State.HEAD else self._scratch[:_PIECE]
+
+    @property
+    def parses(self) -> bool:
+        """True if each byte that is received has to be parsed; a byte of a body of announced length costs next to nothing."""
+        return self._state is not _State.EXACT
 
     def received(self, count: int) -> None:
         """Take ``count`` bytes that were received into ``buffer()``; 0: the stream has ended.
 
         Raises:
           ConnectionBroken: the stream ended before the answer did.
-          BadResponse: the bytes are not an answer, or more than one.
+          BadResponse: the bytes are not an answer, more than one, or more than is allowed.
+
+        An exception of the observer comes out too; the bytes count as taken.
         """
         if self.response is not None:
             raise AssertionError("an answer was fed after its end")
@@ -155,41 +190,52 @@ class ResponseReader:
     def _ended(self) -> None:
         if self._state is _State.UNTIL_EOF:
             self._keep_alive = False
-            self._finish(b"".join(self._sink.chunks))
+            self._finish(memoryview(self._sink.body))
             return
         if not self.started:
             raise ConnectionBroken("the connection was closed before one byte of the answer", answered=False)
         if self._state is _State.HEAD:
             where = f"in the head, after {len(self._pending)} bytes of it"
         elif self._state is _State.EXACT:
-            where = f"in the body, after {self._got} of {len(self._body) - 1} bytes"
+            where = f"in the body, after {self._got} of {self._length} bytes"
         else:
-            where = f"in a chunked body, after {self._body_size} bytes"
+            where = f"in a chunked body, after {self._wire_size} bytes"
         raise ConnectionBroken(f"the connection was closed {where}", answered=True)
 
     def _feed_head(self, data: bytes) -> None:
         pending = self._pending + data if self._pending else data
         while True:
             end = pending.find(_BLANK_LINE)
+            if self._heads_size + (end if end >= 0 else len(pending)) > HEAD_LIMIT:
+                raise BadResponse(f"the answer's head is longer than {HEAD_LIMIT} bytes")
             if end < 0:
-                if len(pending) > HEAD_LIMIT:
-                    raise BadResponse(f"the answer's head is longer than {HEAD_LIMIT} bytes")
                 self._pending = pending
                 return
             end += len(_BLANK_LINE)
+            self._heads_size += end
             head, pending = pending[:end], pending[end:]
             found = _Head()
             parser = httptools.HttpResponseParser(found)
             _parse(parser, head)
+            if len(found.headers) > HEADERS_LIMIT:
+                raise BadResponse(f"the answer has {len(found.headers)} headers, allowed: {HEADERS_LIMIT}")
             self._status = parser.get_status_code()
             if self._status >= HTTPStatus.OK:
                 break
-            if self._status == HTTPStatus.SWITCHING_PROTOCOLS:
-                raise BadResponse("the server answered 101 Switching Protocols, which was not asked for")
-            # 100 Continue and the like: the answer is still to come
+            self._check_interim()
         self._headers = found.headers
         self._keep_alive = parser.get_http_version() == "1.1"
         self._begin_body(head, pending)
+
+    def _check_interim(self) -> None:
+        """Refuse a head before the answer, unless it is 100 Continue or the like and one of a few."""
+        if self._status < HTTPStatus.CONTINUE:
+            raise BadResponse("the answer is not HTTP/1.1: it begins with an empty line")
+        if self._status == HTTPStatus.SWITCHING_PROTOCOLS:
+            raise BadResponse("the server answered 101 Switching Protocols, which was not asked for")
+        self._interim += 1
+        if self._interim > INTERIM_LIMIT:
+            raise BadResponse(f"more than {INTERIM_LIMIT} heads with a status of 1xx came before the answer")
 
     def _begin_body(self, head: bytes, rest: bytes) -> None:
         length, chunked = self._framing()
@@ -205,12 +251,13 @@ class ResponseReader:
             self._begin_exact(length, rest)
 
     def _begin_exact(self, length: int, rest: bytes) -> None:
-        if length > BODY_LIMIT:
-            raise BadResponse(f"the answer announces {length} bytes, more than {BODY_LIMIT}")
+        if length > self.body_limit:
+            raise BadResponse(f"the answer announces {length} bytes, allowed: {self.body_limit}")
         if len(rest) > length:
             raise BadResponse(f"the answer is longer than the {length} bytes it announced")
         self._state = _State.EXACT
-        self._body = memoryview(bytearray(length + 1))
+        self._length = length
+        self._body = memoryview(bytearray(min(length + 1, _FIRST_BUFFER)))
         self._body[: len(rest)] = rest
         self._got = len(rest)
 
@@ -218,10 +265,10 @@ class ResponseReader:
         """Parse the body with another parser, which is told the head first."""
         self._state = _State.PARSED if chunked else _State.UNTIL_EOF
         observed = self._observer is not None and self._status == HTTPStatus.OK and self._is_observed()
-        self._sink = _Sink(self._observer if observed else None)
+        self._sink = _Sink()
         self.observed = (self._status, self._headers) if observed else None
         self._parser = httptools.HttpResponseParser(self._sink)
-        self._body_size = 0
+        self._wire_size = 0
         _parse(self._parser, head)
 
     def _is_observed(self) -> bool:
@@ -233,6 +280,8 @@ class ResponseReader:
         chunked = False
         for name, value in self._headers:
             if name == b"content-length":
+                if len(value) > _MOST_DIGITS:
+                    raise BadResponse(f"the answer announces a length of {len(value)} digits, allowed: {_MOST_DIGITS}")
                 length = int(value)
             elif name == b"connection":
                 self._keep_alive = _says(value, b"keep-alive") or (self._keep_alive and not _says(value, b"close"))
@@ -245,22 +294,34 @@ class ResponseReader:
         return length, chunked
 
     def _check_exact(self) -> None:
-        length = len(self._body) - 1
+        length = self._length
         if self._got > length:
             raise BadResponse(f"the answer is longer than the {length} bytes it announced")
         if self._got == length:
             self._finish(self._body[:length])
+        elif self._got == len(
+            self._body
+        ):  # an announced length is not believed: the buffer grows with what has arrived
+            grown = memoryview(bytearray(min(length + 1, 2 * self._got)))
+            grown[: self._got] = self._body
+            self._body = grown
 
     def _feed_body(self, data: bytes | memoryview) -> None:
-        self._body_size += len(data)
+        self._wire_size += len(data)
         sink = self._sink
-        if self._body_size > BODY_LIMIT and sink.on_body is not self._observer:
-            raise BadResponse(f"the answer's body is longer than {BODY_LIMIT} bytes")
         _parse(self._parser, data)
         if sink.begun > 1:
             raise BadResponse("the answer is followed by more bytes")
+        if self._wire_size > HEAD_LIMIT + _FRAMING_PER_BYTE * sink.size:
+            sent = f"{self._wire_size} bytes for {sink.size} bytes of it"
+            raise BadResponse(f"the answer's body has too much framing (chunk extensions, trailers): {sent}")
+        observed = sink.take() if self.observed is not None else b""
+        if len(sink.body) > self.body_limit:
+            raise BadResponse(f"the answer's body is longer than {self.body_limit} bytes")
         if sink.complete:
-            self._finish(b"".join(sink.chunks))
+            self._finish(memoryview(sink.body))
+        if observed and self._observer is not None:
+            self._observer(observed)
 
     def _finish(self, body: bytes | memoryview) -> None:
         self._state = _State.DONE

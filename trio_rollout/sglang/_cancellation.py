@@ -17,8 +17,10 @@ request runs any more, or when that is known and counted:
    connections: an abort never waits behind a generation, and 8,000 requests that are cancelled at once do not need 8,000
    connections.
 3. If the answer comes, complete or cut short, all is well: the connection goes back to its pool.
+   An answer that breaks off, or that is none, cannot be read on: then each abort is followed by a **look** at ``/v1/loads``, until
+   one shows that the server runs nothing that is not waited for.
 4. If none comes in time, the connection is closed, the server is doubted (another client may have paused it, and then it parks
-   requests without a word), and a **look** at ``/v1/loads`` tells if the request still runs. If so, it is an **orphan**: counted
+   requests without a word), and a last look tells if the request still runs. If so, it is an **orphan**: counted
    and logged, and no longer waited for.
 5. A server that is paused acknowledges nothing. The pause lets go of all that is being read on, the connection is closed, and the
    abort stays in ``server.owed`` as an entry that no one waits for: a **debt**. ``pay`` holds debts back while the server is
@@ -36,7 +38,7 @@ from typing import Final
 
 import trio
 
-from .._core.server import Event, Told
+from .._core.server import Event, State, Told
 from .._http import BadResponse, ConnectionBroken, Exchange, NotConnected, post_request
 from .._util.time import wait_s
 from ..errors import ServerError
@@ -60,19 +62,19 @@ _LOOK_S: Final = 0.5
 
 
 async def leave(fleet: Fleet, server: Server, rid: str, exchange: Exchange, *, abort_s: float) -> None:
-    """End a request that was sent and cancelled; afterwards ``exchange.response`` is its answer, if one came.
+    """End a request that was sent and that no call waits for any more; ``exchange.response`` is its answer, if one came.
 
-    Blocks until the answer is complete, the connection has ended or the server is paused, at most ``abort_s``, whatever is
-    cancelled. An abort that is under way then goes on: to cancel it would cost its connection.
+    Blocks until the answer is complete, a look shows that the request has ended, or the server is paused, at most ``abort_s``,
+    whatever is cancelled. An abort that is under way then goes on: to cancel it would cost its connection.
     """
     look_s = min(_LOOK_S, abort_s * _LOOK_SHARE)
-    owed = server.owed.add(rid, now=trio.current_time())
+    owed, ended = server.owed.add(rid, now=trio.current_time()), False
     # One scope after the other, never one around both: after a stall of the loop that outlasts both limits, Cancelled would
     # go to the outer one, and what follows the inner one would be left out.
     if not server.standing.may_be_paused:
         with trio.move_on_after(abort_s - look_s, shield=True), owed.waiter:
-            await _read_on(server, rid, exchange)
-    if exchange.response is not None:
+            ended = await _read_on(server, rid, exchange) or await _until_none_is_left(server, owed, exchange)
+    if ended or exchange.response is not None:
         server.owed.end(owed)
         return
     exchange.close()
@@ -85,11 +87,35 @@ async def leave(fleet: Fleet, server: Server, rid: str, exchange: Exchange, *, a
         await _look_for_one(fleet, server, seconds=look_s)
 
 
-async def _read_on(server: Server, rid: str, exchange: Exchange) -> None:
+async def _read_on(server: Server, rid: str, exchange: Exchange) -> bool:
+    """Read the answer to its end and return True; False if that is not possible."""
     try:
         await exchange.receive()
     except (ConnectionBroken, BadResponse) as error:
-        _log.info("POST %s %s: cancelled, and then %s", server.url, rid, error)
+        _log.info("POST %s %s: left, and its answer cannot be read on: %s", server.url, rid, error)
+    return exchange.response is not None
+
+
+async def _until_none_is_left(server: Server, owed: OwedAbort, exchange: Exchange) -> bool:
+    """Wait until an abort was sent and the server runs no request that is not waited for; a server that is down runs none."""
+    exchange.close()
+    server.closed += 1  # so it is not taken for one of the requests that are still waited for
+    tries = 0
+    try:
+        while True:
+            await server.owed.changed.wait_until(partial(_was_tried, server, owed, tries))
+            tries = owed.tries
+            if server.standing.state is State.OUTSIDE:
+                return False
+            if server.standing.state is State.DOWN or await _is_idle(server):
+                return True
+    finally:
+        server.closed -= 1
+
+
+def _was_tried(server: Server, owed: OwedAbort, tries: int) -> bool:
+    """Return True if an abort was tried once more, or will not be because the servers were left."""
+    return owed.tries > tries or server.standing.state is State.OUTSIDE
 
 
 async def _look_for_one(fleet: Fleet, server: Server, *, seconds: float) -> None:
@@ -155,7 +181,7 @@ async def _is_idle(server: Server) -> bool:
     """Return True if a server runs nothing but requests that are waited for and known orphans; unknown is not idle."""
     try:
         others = await _others(server)
-    except ServerError:
+    except (ServerError, RuntimeError):  # RuntimeError: the servers were left
         return False
     return others <= server.known_orphans(trio.current_time(), running=others)
 

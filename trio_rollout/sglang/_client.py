@@ -224,6 +224,8 @@ async def _serve(fleet: Fleet, *, task_status: trio.TaskStatus[None]) -> None:
         for server in fleet.servers:
             nursery.start_soon(server.calls.serve)
             nursery.start_soon(pay, fleet, server)
+            for pool in server.pools:
+                nursery.start_soon(pool.tend)
         task_status.started()
 
 

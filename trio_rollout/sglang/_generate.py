@@ -171,7 +171,7 @@ class Generation:
     def _stream(self) -> StreamDecoder | None:
         if self.on_progress is None and self.on_tokens is None:
             return None
-        return StreamDecoder(self.on_progress or ignore_progress, self.on_tokens)
+        return StreamDecoder(self.request, self.on_progress or ignore_progress, self.on_tokens)
 
     async def _connect(self, server: Server) -> Exchange | None:
         """Open a connection; None: the server cannot be reached, and is lost."""
@@ -193,9 +193,11 @@ class Generation:
     async def _exchange(self, call: Call, exchange: Exchange) -> Response | None:
         """Send and receive; None if a reused connection ended before one byte of the answer.
 
-        Cancelled after the whole request has gone out, the request is left (see ``leave``) before Cancelled goes on.
+        However it ends without an answer after the whole request has gone out, the request is left (see ``leave``) before the
+        exception goes on: Cancelled, a broken answer, an exception of ``on_tokens``.
         """
         server = call.server
+        exchange.limit_body(self.request.answer_limit)
         if call.stream is not None:
             exchange.observe(EVENT_STREAM, call.stream.feed)
         server.requests += 1
@@ -205,21 +207,30 @@ class Generation:
             server.sent += 1
             try:
                 return await exchange.receive()
-            except trio.Cancelled:
-                call.unwatch()
-                await leave(self.fleet, server, call.rid, exchange, abort_s=self.abort_s)  # noqa: ASYNC102  a real cancellation was raised again above, or the call shields and bounds itself
-                self._count_late(call, exchange.response)
+            except BaseException as error:
+                await self._give_up(call, exchange, error)
                 raise
             finally:
                 server.sent -= 1
         except ConnectionBroken as error:
-            if exchange.sent or error.answered:
+            if error.answered and not exchange.sent:
                 await abort_once(server, call.rid, abort_s=self.abort_s)  # noqa: ASYNC120  the call shields and bounds itself
             if exchange.reused and not error.answered:
                 return None
             raise call.lost(str(error)) from error
         except BadResponse as error:
             raise ServerError(f"{call.attempted}: {error}") from error
+
+    async def _give_up(self, call: Call, exchange: Exchange, error: BaseException) -> None:
+        """See that a request that was sent runs no more; blocks at most ``abort_s``, whatever is cancelled."""
+        if isinstance(error, ConnectionBroken) and exchange.reused and not error.answered:
+            # Most likely the server had closed the connection before: the request is sent again at once.
+            await abort_once(call.server, call.rid, abort_s=self.abort_s)
+            return
+        call.unwatch()
+        await leave(self.fleet, call.server, call.rid, exchange, abort_s=self.abort_s)
+        if isinstance(error, trio.Cancelled):
+            self._count_late(call, exchange.response)
 
     def _count_late(self, call: Call, response: Response | None) -> None:
         """Count an answer that came after its request was cancelled and that is complete; its tokens are not used."""

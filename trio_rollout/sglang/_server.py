@@ -373,7 +373,12 @@ class Server:
     @property
     def connections(self) -> int:
         """Open connections to the server, idle ones included."""
-        return self.work.connections + self.aborts.connections + self.control.connections
+        return sum(pool.connections for pool in self.pools)
+
+    @property
+    def pools(self) -> Sequence[Pool]:
+        """The connections to the server: those of generation, of aborts and of control calls."""
+        return (self.work, self.aborts, self.control)
 
     def tell(self, told: Told) -> None:
         """Change what is known about the server by the table, and perform the effects.
@@ -438,7 +443,8 @@ class Server:
     def close(self) -> None:
         """Leave the server: close all idle connections, and those in use when they are given back."""
         self.tell(Told(Event.LEFT))
-        for pool in (self.work, self.aborts, self.control):
+        self.owed.changed.notify()
+        for pool in self.pools:
             pool.close()
 
 

@@ -16,7 +16,9 @@ import numpy.typing as npt
 from ..._core.arrays import ID_MAX, FloatArray, IdArray
 from ..._core.enums import Stop
 from ..._core.values import Turn, VersionSpan, trusted
+from ..._http import BadResponse
 from ...errors import ServerError
+from .control import named
 from .decoding import LOG_PROBS, FastAnswer, ParsedAnswer, decode_answer
 from .errors import MALFORMED, error_of
 from .request import GenerateRequest
@@ -25,6 +27,8 @@ _LARGEST: Final = sys.float_info.max
 _FINISH: Final = "finish_reason"
 _ABORTED: Final = re.compile(rb'"finish_reason"\s*:\s*\{\s*"type"\s*:\s*"abort"')
 _STOPS: Final = {stop.value: stop for stop in Stop}
+# A log-softmax in float32 may end a little above 0, in bfloat16 by somewhat more; a probability above 1.001 is damage.
+HIGHEST_LOG_PROB: Final = 1e-3
 
 
 class Asked(Protocol):
@@ -50,10 +54,14 @@ class Asked(Protocol):
         ...
 
 
+def undecodable(error: Exception, body: bytes | memoryview) -> BadResponse:
+    """Return the reason for which an answer can't be decoded."""
+    return BadResponse(f"answered 200, but not with an answer: {error}; it begins {bytes(body[:80])!r}")
+
+
 def damaged(asked: Asked, error: Exception, body: bytes | memoryview) -> ServerError:
     """Return the exception for an answer that can't be decoded."""
-    start = bytes(body[:80])
-    return ServerError(f"{asked.attempted}: answered 200, but not with an answer: {error}; it begins {start!r}")
+    return ServerError(f"{asked.attempted}: {undecodable(error, body)}")
 
 
 def says_abort(body: bytes | memoryview) -> bool:
@@ -86,10 +94,12 @@ def turn_of(answer: ParsedAnswer | FastAnswer, asked: Asked) -> Turn:
     count = len(log_probs)
     if meta.get("id", asked.rid) != asked.rid or (stop is not Stop.ABORT and meta.get("completion_tokens") != count):
         _check_record(meta, asked, count, stop)
+    if count:
+        _check_output(ids, log_probs, asked)
     spans = _spans(meta, count, asked) if count else ()
     prompt_ids = asked.request.prompt_ids
     if prompt_ids is None:
-        prompt_ids = _prompt_ids(answer.prompt_ids, stop, asked)
+        prompt_ids = _prompt_ids(answer.prompt_ids, asked, is_empty=stop is Stop.ABORT and not count)
     try:
         extras = take_extras(meta, len(prompt_ids) + count - 1)
     except ValueError as error:
@@ -103,7 +113,7 @@ def turn_of(answer: ParsedAnswer | FastAnswer, asked: Asked) -> Turn:
             "log_probs": log_probs,
             "text": answer.text,
             "stop": stop,
-            "weight_version": spans[-1].version if spans else asked.version_of(meta.get("weight_version")),
+            "weight_version": spans[-1].version if spans else asked.version_of(named(meta.get("weight_version"))),
             "versions": spans,
             "cached_tokens": int(_number(meta.get("cached_tokens")) or 0),
             "queue_s": _number(meta.get("queue_time")),
@@ -173,6 +183,27 @@ def _floats(values: list[float], asked: Asked) -> FloatArray:
     return _read_only(array)
 
 
+def _check_output(ids: IdArray, log_probs: FloatArray, asked: Asked) -> None:
+    """Refuse tokens that cannot be the answer to this request: too many, outside the vocabulary, or likelier than certain."""
+    terms = asked.request.terms
+    if terms.most is not None and len(ids) > terms.most:
+        raise ServerError(f"{asked.attempted}: output_ids has {len(ids)} tokens, allowed: max_new_tokens {terms.most}")
+    if not np.maximum.reduce(log_probs) <= HIGHEST_LOG_PROB:  # NaN is refused too
+        at = int(np.argmin(log_probs <= HIGHEST_LOG_PROB))
+        raise ServerError(f"{asked.attempted}: meta_info.{LOG_PROBS}[{at}] is {log_probs[at]}, allowed: at most 0")
+    check_vocabulary("output_ids", ids, asked)
+
+
+def check_vocabulary(field: str, ids: IdArray, asked: Asked) -> None:
+    """Raise ServerError if one of the ids is outside the vocabulary, as far as its size is known."""
+    size = asked.request.terms.vocab_size
+    if size is not None and len(ids) and np.maximum.reduce(ids) >= size:
+        at = int(np.argmax(ids >= size))
+        raise ServerError(
+            f"{asked.attempted}: {field}[{at}] is {ids[at]}, allowed: 0 to below the vocabulary's size {size}"
+        )
+
+
 def _check_record(meta: Mapping[str, Any], asked: Asked, count: int, stop: Stop) -> None:
     if meta.get("id", asked.rid) != asked.rid:
         raise ServerError(f"{asked.attempted}: the answer is for request {meta['id']!r}, not for {asked.rid!r}")
@@ -183,21 +214,21 @@ def _check_record(meta: Mapping[str, Any], asked: Asked, count: int, stop: Stop)
 
 def _spans(meta: Mapping[str, Any], count: int, asked: Asked) -> tuple[VersionSpan, ...]:
     """Return the versions over ``[0, count)``. The last one is stretched to the end: one more step may land after an abort."""
-    named = meta.get("weight_versions")
-    if not named:
-        return (VersionSpan(0, count, asked.version_of(meta.get("weight_version"))),)
+    said = meta.get("weight_versions")
+    if not said:
+        return (VersionSpan(0, count, asked.version_of(named(meta.get("weight_version")))),)
     spans: list[VersionSpan] = []
     try:
-        for item in named:
+        for item in said:
             start, stop = min(int(item["start"]), count), min(int(item["end"]), count)
             if start != (spans[-1].stop if spans else 0) or stop < start:
-                raise ServerError(f"{asked.attempted}: meta_info.weight_versions do not tile the output: {named!r}")
+                raise ServerError(f"{asked.attempted}: meta_info.weight_versions do not tile the output: {said!r}")
             if stop > start:
-                spans.append(VersionSpan(start, stop, asked.version_of(item["version"])))
+                spans.append(VersionSpan(start, stop, asked.version_of(named(item["version"]))))
     except (TypeError, KeyError, ValueError, OverflowError) as error:
-        raise ServerError(f"{asked.attempted}: meta_info.weight_versions is malformed: {named!r}") from error
+        raise ServerError(f"{asked.attempted}: meta_info.weight_versions is malformed: {said!r}") from error
     if not spans:
-        raise ServerError(f"{asked.attempted}: meta_info.weight_versions cover no token: {named!r}")
+        raise ServerError(f"{asked.attempted}: meta_info.weight_versions cover no token: {said!r}")
     last = spans[-1]
     if last.stop != count:
         spans[-1] = VersionSpan(last.start, count, last.version)
@@ -211,11 +242,13 @@ def _number(value: object) -> float | None:
     return float(value) if -_LARGEST <= value <= _LARGEST else None
 
 
-def _prompt_ids(ids: list[int] | None, stop: Stop, asked: Asked) -> IdArray:
-    """Return the ids of a text prompt."""
+def _prompt_ids(ids: list[int] | None, asked: Asked, *, is_empty: bool) -> IdArray:
+    """Return the ids of a text prompt. An answer that is empty, because it was aborted before the text became ids, has none."""
     if ids is not None:
-        return _read_only(np.array(ids, np.int32))
-    if stop is Stop.ABORT:  # aborted before the text became ids
+        prompt_ids = _read_only(np.array(ids, np.int32))
+        check_vocabulary("prompt_token_ids", prompt_ids, asked)
+        return prompt_ids
+    if is_empty:
         return _read_only(np.empty(0, np.int32))
     raise ServerError(
         f"{asked.attempted}: prompt_token_ids is missing although the prompt was text; "

@@ -51,8 +51,13 @@ class ModelInfo:
     """A server's description of its model."""
 
     model_path: str | None
-    weight_version: object
+    weight_version: str | int | float | None
     generates: bool
+
+
+def named(value: object) -> str | int | float | None:
+    """Return the name of weights in an answer; None if it is neither text nor a number, which is no name."""
+    return value if isinstance(value, str | int | float) and not isinstance(value, bool) else None
 
 
 def _object(attempted: str, body: bytes) -> Mapping[str, Any]:
@@ -77,7 +82,7 @@ def decode_model_info(attempted: str, body: bytes) -> ModelInfo:
     path = info.get("model_path")
     return ModelInfo(
         model_path=path if isinstance(path, str) else None,
-        weight_version=info.get("weight_version"),
+        weight_version=named(info.get("weight_version")),
         generates=info.get("is_generation") is not False,
     )
 
@@ -109,7 +114,7 @@ def decode_load(attempted: str, body: bytes) -> int:
     loads = _object(attempted, body).get("loads")
     try:
         return sum(int(rank["num_running_reqs"]) + int(rank["num_waiting_reqs"]) for rank in loads or ())
-    except (TypeError, KeyError, ValueError) as error:
+    except (TypeError, KeyError, ValueError, OverflowError) as error:
         raise ServerError(f"{attempted}: no running and waiting requests in {loads!r}") from error
 
 

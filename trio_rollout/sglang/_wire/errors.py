@@ -17,6 +17,7 @@ _BUSY: Final = frozenset({
 })
 # Enough for a validation error with its list of known fields; a stack trace or an HTML page is cut.
 _WORDS_LIMIT: Final = 600
+_READ_LIMIT: Final = 65536
 
 
 def _message_in(value: Any) -> str | None:
@@ -33,14 +34,18 @@ def _message_in(value: Any) -> str | None:
 
 
 def words_of(body: bytes | memoryview) -> str:
-    """Return a body's message for people: the one in SGLang's three error shapes, else the body itself, shortened."""
-    raw = bytes(body)
+    """Return a body's message for people: the one in SGLang's three error shapes, else the body itself, shortened.
+
+    Of a body that is longer than any error only the beginning is looked at.
+    """
+    raw = bytes(body[:_READ_LIMIT])
     try:
         words = _message_in(msgspec.json.decode(raw))
     except MALFORMED:
         words = None
     text = words if words is not None else raw.decode("utf-8", "replace").strip()
-    return text if len(text) <= _WORDS_LIMIT else f"{text[:_WORDS_LIMIT]}… ({len(text)} characters)"
+    size = len(text) if len(body) == len(raw) else len(body)
+    return text if size <= _WORDS_LIMIT else f"{text[:_WORDS_LIMIT]}… ({size} characters)"
 
 
 def _seconds(retry_after: str | None) -> float | None:

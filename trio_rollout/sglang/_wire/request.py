@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._core.arrays import ID_MAX, IdArray, id_array
-from ..._core.sampling import SamplingParams
+from ..._core.sampling import SamplingParams, check_finite, with_most_tokens
+from ..._http import BODY_LIMIT
 from ...abc import ModelInput
-from ...errors import ContextFull, RequestRejected
+from ...errors import ContextFull, RequestRejected, SamplingRejected
 
 # Fields of a request that its sender has to control: an extra of that name is a mistake that would show much later.
 _OURS: Final = frozenset({"rid", "text", "input_ids", "sampling_params", "return_logprob", "stream", "stream_options"})
@@ -26,17 +27,42 @@ def _plain(value: Any) -> Any:
 _encode: Final = msgspec.json.Encoder(enc_hook=_plain).encode
 
 
+# The tokens of an answer take some 50 bytes each, with text, id and log-prob; the longest tokens there are take a few hundred.
+_ANSWER_BYTES: Final = 1 << 20
+_ANSWER_BYTES_PER_TOKEN: Final = 512
+
+
+@attrs.frozen
+class Terms:
+    """The encoded rest of a request, and what its answer may be."""
+
+    body: bytes
+    most: int | None
+    """The largest number of tokens of the answer; None if the server decides."""
+    vocab_size: int | None
+    plain: bool
+    """True if the answer has nothing for each token but what every answer has."""
+
+
 @attrs.define
 class GenerateRequest:
     """An encoded request. ``prompt_ids`` is None for a text prompt: the server turns it into ids and returns them."""
 
     prompt_ids: IdArray | None
     prompt: bytes
-    rest: bytes
+    terms: Terms
 
     def body(self, rid: str) -> bytes:
         """Return the JSON body under this rid (hex digits: nothing to escape)."""
-        return b'{"rid":"%b",%b,%b' % (rid.encode("ascii"), self.prompt, self.rest)
+        return b'{"rid":"%b",%b,%b' % (rid.encode("ascii"), self.prompt, self.terms.body)
+
+    @property
+    def answer_limit(self) -> int:
+        """The longest answer in bytes. Arrays that the caller asked for may have any size, up to BODY_LIMIT."""
+        if not self.terms.plain or self.terms.most is None:
+            return BODY_LIMIT
+        tokens = self.terms.most + (len(self.prompt) if self.prompt_ids is None else len(self.prompt_ids))
+        return min(BODY_LIMIT, _ANSWER_BYTES + _ANSWER_BYTES_PER_TOKEN * tokens)
 
 
 def _sampling_fields(sampling: SamplingParams) -> dict[str, object]:
@@ -56,9 +82,20 @@ def _sampling_fields(sampling: SamplingParams) -> dict[str, object]:
     if sampling.sampling_seed is not None:
         fields["sampling_seed"] = sampling.sampling_seed
     fields.update(sampling.extra)
-    if fields.get("n", 1) != 1:
-        raise RequestRejected(f"sampling parameter n: got {fields['n']!r}, allowed: 1, one request is one answer")
     return fields
+
+
+def _check_vocabulary(sampling: SamplingParams, vocab_size: int) -> None:
+    """Refuse ids in the parameters that are outside the vocabulary: one of ``stop_token_ids`` can kill a real SGLang."""
+    for place, token in enumerate(sampling.stop_token_ids):
+        if token >= vocab_size:
+            where = f"SamplingParams.stop_token_ids[{place}]: got {token}"
+            raise SamplingRejected(f"{where}, allowed: 0 to below the vocabulary's size {vocab_size}")
+    bias = sampling.extra.get("logit_bias")
+    for token in bias if isinstance(bias, Mapping) else ():
+        if int(token) >= vocab_size:
+            where = f"SamplingParams.extra['logit_bias']: got the token id {token}"
+            raise SamplingRejected(f"{where}, allowed: 0 to below the vocabulary's size {vocab_size}")
 
 
 def checked_ids(input_ids: Sequence[int] | npt.NDArray[Any], vocab_size: int | None) -> IdArray:
@@ -94,7 +131,7 @@ class RequestEncoder:
     vocab_size: int | None
     context_length: int | None = None
     _last_ids: tuple[IdArray, GenerateRequest] | None = None
-    _last: tuple[SamplingParams, bool, bytes] | None = None
+    _last: tuple[SamplingParams, bool, Terms] | None = None
 
     def checked(self, input_ids: Sequence[int] | npt.NDArray[Any]) -> IdArray:
         """Return token ids as ``checked_ids`` does, without checking the prompt of a group's other samples again."""
@@ -120,7 +157,9 @@ class RequestEncoder:
             if not model_input:
                 raise RequestRejected("text: the prompt is empty")
             text = b'"return_prompt_token_ids":true,"text":%b' % _encode(model_input)
-            return GenerateRequest(None, text, self._rest(sampling, extra, stream=stream))
+            return GenerateRequest(None, text, self._terms(sampling, extra, stream=stream))
+        except RequestRejected:
+            raise
         except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
             raise RequestRejected(f"the request can't be encoded as JSON: {error}") from error
 
@@ -132,14 +171,14 @@ class RequestEncoder:
         *,
         stream: bool,
     ) -> GenerateRequest:
-        rest = self._rest(self._fitting(len(model_input), sampling), extra, stream=stream)
+        terms = self._terms(self._fitting(len(model_input), sampling), extra, stream=stream)
         last = self._last_ids
         if last is not None and last[0] is model_input:
             known = last[1]
-            return known if known.rest is rest else GenerateRequest(known.prompt_ids, known.prompt, rest)
+            return known if known.terms is terms else GenerateRequest(known.prompt_ids, known.prompt, terms)
         ids = self.checked(model_input)
         listed = model_input if type(model_input) is list else ids.tolist()
-        request = GenerateRequest(ids, b'"input_ids":%b' % _encode(listed), rest)
+        request = GenerateRequest(ids, b'"input_ids":%b' % _encode(listed), terms)
         if ids is model_input:  # read-only, and not a view of memory that can be changed
             self._last_ids = (ids, request)
         return request
@@ -154,17 +193,20 @@ class RequestEncoder:
                 f"input_ids: {prompt} tokens leave no room for an answer, allowed: below the context's length "
                 f"{self.context_length}"
             )
-        return attrs.evolve(sampling, max_new_tokens=room)
+        return with_most_tokens(sampling, room)
 
-    def _rest(self, sampling: SamplingParams, extra: Mapping[str, object], *, stream: bool) -> bytes:
+    def _terms(self, sampling: SamplingParams, extra: Mapping[str, object], *, stream: bool) -> Terms:
         last = self._last
         if last is not None and last[0] is sampling and last[1] is stream and not extra:
             return last[2]
         taken = _OURS.intersection(extra)
         if taken:
             raise RequestRejected(f"extra: got {sorted(taken)}, allowed: fields that the client does not set itself")
+        check_finite(extra, "extra")
+        if self.vocab_size is not None:
+            _check_vocabulary(sampling, self.vocab_size)
         fields = {"sampling_params": _sampling_fields(sampling), "return_logprob": True, "stream": stream, **extra}
-        rest = _encode(fields)[1:]
+        terms = Terms(_encode(fields)[1:], sampling.max_new_tokens, self.vocab_size, not extra)
         if not extra:
-            self._last = (sampling, stream, rest)
-        return rest
+            self._last = (sampling, stream, terms)
+        return terms

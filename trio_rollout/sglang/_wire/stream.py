@@ -3,6 +3,9 @@
 By default each of SGLang's events repeats the answer so far. A server that was started with
 ``--incremental-streaming-output`` sends only the new part in each event. The first two events with tokens show which of the two
 it is. Of events that repeat the answer only the newest is kept and only the last is decoded: decoding each would be quadratic.
+
+A stream ends early, with BadResponse, at the first event that cannot be a part of the answer, and when it sends more than an
+answer to its request can need: tokens, events, or bytes that are no event.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,15 +13,22 @@ from typing import Any, Final, final
 
 import msgspec
 
+from ..._core.arrays import ID_MAX
 from ..._core.values import Turn
+from ..._http import BadResponse
 from ...errors import ServerError
-from .answer import Asked, damaged, turn_of
+from .answer import Asked, damaged, turn_of, undecodable
 from .decoding import FastAnswer, ParsedAnswer, decode_answer, parse_answer
 from .errors import MALFORMED, error_of, words_of
+from .request import GenerateRequest
 
 _DATA: Final = b"data:"
 _DONE: Final = b"[DONE]"
 _UNKNOWN_STATUS: Final = 500
+# An event brings at least one token, but for the first and the last one, and what is sent again after a retraction.
+_FURTHER_EVENTS: Final = 1024
+# Comments that keep a connection open are a few bytes every few seconds.
+_SILENCE_BYTES: Final = 1 << 20
 
 
 def ignore_progress() -> None:
@@ -33,21 +43,27 @@ class _Ids(msgspec.Struct):
 
 @final
 class StreamDecoder:
-    """Decodes one stream; ``on_progress`` is called for each event that brings tokens, ``on_tokens`` with all ids so far."""
+    """Decodes the stream of one answer.
+
+    ``on_progress`` is called for each event that brings something new, ``on_tokens`` with all ids so far.
+    """
 
     def __init__(
         self,
+        request: GenerateRequest,
         on_progress: Callable[[], None] = ignore_progress,
         on_tokens: Callable[[Sequence[int]], None] | None = None,
     ) -> None:
         self.on_progress = on_progress
         self.on_tokens = on_tokens
         self.done = False
+        self._request = request
+        self._most = ID_MAX if request.terms.most is None else request.terms.most
         self._lines = bytearray()
+        self._events = self._silence = 0
         self._newest = b""
         self._parts: ParsedAnswer | None = None
         self._repeats: bool | None = None
-        self._failure: tuple[Exception, bytes] | None = None
         self._refusal: bytes | None = None
 
     @property
@@ -56,52 +72,99 @@ class StreamDecoder:
         return self._newest
 
     def feed(self, data: bytes) -> None:
-        """Accept bytes of the stream, cut anywhere. Damage is reported at the end, by ``turn``."""
+        """Accept bytes of the stream, cut anywhere.
+
+        Raises:
+          BadResponse: they cannot be a part of the answer to this request, or there are too many of them.
+
+        Exceptions of the two callbacks come out as they are; what was fed counts as accepted.
+        """
         self._lines += data
         if b"\n" not in data:
+            if len(self._lines) > self._request.answer_limit:
+                raise BadResponse(f"an event of the stream is longer than {self._request.answer_limit} bytes")
             return
         *lines, rest = self._lines.split(b"\n")
         self._lines = rest
         for line in lines:
-            if line.startswith(_DATA):  # other lines are comments, names and blank ones
+            if line.startswith(_DATA) and not self.done:  # other lines are comments, names and blank ones
                 self._event(bytes(line[len(_DATA) :].strip()))
+            else:
+                self._note_silence(len(line) + 1)
+
+    def _note_silence(self, size: int) -> None:
+        self._silence += size
+        if self._silence > _SILENCE_BYTES:
+            raise BadResponse(f"the stream sent more than {_SILENCE_BYTES} bytes without anything new")
 
     def _event(self, payload: bytes) -> None:
         if payload == _DONE:
             self.done = True
+        elif self._refusal is not None:
+            self._note_silence(len(payload))
         elif payload.startswith(b'{"error"'):
             self._refusal = payload
+        elif payload == self._newest:
+            self._note_silence(len(payload))
         else:
-            if self._repeats:
-                self._newest = payload
-            else:
-                self._decode(payload)
-            self.on_progress()
-            if self.on_tokens is not None and (ids := self._ids_so_far()):
-                self.on_tokens(ids)
+            self._note_event(payload)
+
+    def _note_event(self, payload: bytes) -> None:
+        self._events += 1
+        if self._events > self._most + _FURTHER_EVENTS:
+            raise BadResponse(f"the stream has more than {self._events - 1} events for {self._most} tokens")
+        before = self._parts
+        count = 0 if before is None else len(before.output_ids)
+        if self._repeats:
+            self._newest = payload
+        else:
+            self._decode(payload)
+        if self._parts is not None and len(self._parts.output_ids) == count:
+            self._note_silence(len(payload))
+            return
+        self._silence = 0
+        self._tell()
+
+    def _tell(self) -> None:
+        self.on_progress()
+        if self.on_tokens is not None and (ids := self._ids_so_far()):
+            self.on_tokens(ids)
 
     def _ids_so_far(self) -> Sequence[int]:
         if not self._repeats:
             return tuple(self._parts.output_ids) if self._parts is not None else ()
         try:
-            return msgspec.json.decode(self._newest, type=_Ids).output_ids
-        except MALFORMED:
-            return ()  # the end of the stream says what is wrong
+            ids = msgspec.json.decode(self._newest, type=_Ids).output_ids
+        except MALFORMED as error:
+            raise undecodable(error, self._newest) from error
+        self._check(ids)
+        return ids
+
+    def _check(self, ids: Sequence[int], *, so_far: int = 0) -> None:
+        """Refuse ids that the end of the stream would refuse, before the callback has them."""
+        if (count := max(len(ids), so_far)) > self._most:
+            raise BadResponse(f"the stream has {count} tokens, allowed: max_new_tokens {self._most}")
+        size = self._request.terms.vocab_size
+        if size is not None and self.on_tokens is not None and (highest := max(ids, default=0)) >= size:
+            raise BadResponse(f"output_ids has {highest}, allowed: 0 to below the vocabulary's size {size}")
 
     def _decode(self, payload: bytes) -> None:
         try:
             parsed = parse_answer(payload)
         except MALFORMED as error:
-            self._failure = self._failure or (error, payload)
-            return
+            raise undecodable(error, payload) from error
         before = self._parts
         if before is None or not before.output_ids:
             self._parts = parsed
         elif _repeats(before, parsed):
             self._repeats, self._newest, self._parts = True, payload, None
+            return
         else:
             self._repeats = False
             before.append(parsed)
+        self._check(
+            parsed.output_ids, so_far=len(self._parts.output_ids) - 1
+        )  # the last token may come again, see _so_far
 
     def _so_far(self) -> ParsedAnswer | None:
         """Return the answer that has come in parts, as far as it has."""
@@ -119,8 +182,6 @@ class StreamDecoder:
         """
         if self._refusal is not None:
             raise _refusal_of(asked.attempted, self._refusal)
-        if self._failure is not None:
-            raise damaged(asked, *self._failure)
         try:
             answer: FastAnswer | ParsedAnswer | None = decode_answer(self._newest) if self._repeats else self._so_far()
         except MALFORMED as error:
