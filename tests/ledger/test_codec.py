@@ -32,6 +32,7 @@ json_data = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
     max_leaves=6,
 )
+finite_data = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | any_text
 metadata = st.dictionaries(st.text(max_size=3), json_data, max_size=2)
 ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=8)
 
@@ -59,7 +60,12 @@ prompts = st.builds(
     extra=metadata,
     epoch=st.integers(0, 2**40),
     sampling=st.none()
-    | st.builds(SamplingParams, stop=st.lists(any_text), extra=metadata, sampling_seed=st.integers()),
+    | st.builds(
+        SamplingParams,
+        stop=st.lists(st.text(st.characters(exclude_categories=()), min_size=1)),
+        extra=st.dictionaries(st.text(max_size=3), finite_data, max_size=2).filter(lambda extra: "n" not in extra),
+        sampling_seed=st.integers(-(2**63), 2**63 - 1),
+    ),
 )
 failures = st.builds(Failure, cause=st.sampled_from(Cause), type=any_text, message=any_text, traceback=any_text)
 

@@ -187,13 +187,13 @@ def _refuse(where: str, value: object, allowed: str) -> None:
     raise SettingsError(f"SamplingParams.{where}: got {value!r}, allowed: {allowed}")
 
 
-def _in_range(instance: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+def _in_range(_instance: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
     name = attribute.name
     if not NAMED[name].holds(value):
         _refuse(name, value, NAMED[name].allowed)
 
 
-def _check_extra(instance: "SamplingParams", attribute: "attrs.Attribute[Any]", value: Any) -> None:
+def _check_extra(_instance: "SamplingParams", _attribute: "attrs.Attribute[Any]", value: Any) -> None:
     if not value and isinstance(value, dict):
         return
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):

@@ -35,7 +35,6 @@ from .._util.time import wait_s
 from .connection import Address, BadResponse, Connection, ConnectionBroken, Connector, NotConnected
 from .reader import SCRATCH_SIZE, Head, Response, ResponseReader
 
-
 # Bytes that are parsed between two checkpoints: half a millisecond of chunks of one byte. Of a body of announced length, which
 # is only copied, 16 times as much. A cancelled call takes four shares at once, for an answer that is complete.
 _SHARE: Final = 16384
@@ -186,7 +185,7 @@ class Exchange:
           BadResponse: the server sent something that is not an answer.
         """
         response = self._reader.response
-        while response is None:
+        while response is None or self._failure is not None:
             if self._failure is not None:
                 raise self._failure
             try:

@@ -19,6 +19,8 @@ from .connection import BadResponse, ConnectionBroken, NotConnected
 from .exchange import Exchange, Pool
 
 EVENT_STREAM: Final = "text/event-stream"
+# The longest answers to control calls, and to chat requests with log-probs, are some MB.
+_ANSWER_LIMIT: Final = 64 * 1024 * 1024
 _HOP_BY_HOP = frozenset({b"transfer-encoding", b"accept-encoding", b"connection", b"content-length", b"host"})
 
 
@@ -112,6 +114,7 @@ async def _once(
     answer: httpx.Response | None = None
     try:
         exchange.observe(EVENT_STREAM, events.append)
+        exchange.limit_body(_ANSWER_LIMIT)
         await may_send()
         await exchange.send(data)
         while (response := exchange.response) is None and exchange.observed is None:

@@ -245,19 +245,19 @@ class ResponseReader:
             self._begin_parsed(head, chunked=chunked)
             if rest:
                 self._feed_body(rest)
+        elif length > self.body_limit:
+            raise BadResponse(f"the answer announces {length} bytes, allowed: {self.body_limit}")
         elif len(rest) == length:  # the common small answer: head and body in one piece
             self._finish(rest)
         else:
             self._begin_exact(length, rest)
 
     def _begin_exact(self, length: int, rest: bytes) -> None:
-        if length > self.body_limit:
-            raise BadResponse(f"the answer announces {length} bytes, allowed: {self.body_limit}")
         if len(rest) > length:
             raise BadResponse(f"the answer is longer than the {length} bytes it announced")
         self._state = _State.EXACT
         self._length = length
-        self._body = memoryview(bytearray(min(length + 1, _FIRST_BUFFER)))
+        self._body = self._buffer_of(_FIRST_BUFFER)
         self._body[: len(rest)] = rest
         self._got = len(rest)
 
@@ -302,9 +302,13 @@ class ResponseReader:
         elif self._got == len(
             self._body
         ):  # an announced length is not believed: the buffer grows with what has arrived
-            grown = memoryview(bytearray(min(length + 1, 2 * self._got)))
+            grown = self._buffer_of(2 * self._got)
             grown[: self._got] = self._body
             self._body = grown
+
+    def _buffer_of(self, size: int) -> memoryview:
+        """Return a buffer for a part of the body, or for the whole body and one byte more."""
+        return memoryview(bytearray(size if size < self._length else self._length + 1))
 
     def _feed_body(self, data: bytes | memoryview) -> None:
         self._wire_size += len(data)

@@ -80,7 +80,10 @@ class Call:
             raise error_of(self.attempted, response.status, words_of(response.body), retry_after=retry_after)
         if self.stream is None or not _is_stream(response):
             return decode_turn(response.body, self)
-        self.stream.feed(bytes(response.body))  # the part that was not fed to it while it came
+        try:
+            self.stream.feed(bytes(response.body))  # the part that was not fed to it while it came
+        except BadResponse as error:
+            raise ServerError(f"{self.attempted}: {error}") from error
         turn = self.stream.turn(self)
         if turn is None:
             raise self.lost("the stream ended without its last event")

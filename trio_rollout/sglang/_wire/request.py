@@ -150,18 +150,24 @@ class RequestEncoder:
 
         Raises:
           RequestRejected: no server would take it; the message names the field, the value and what is allowed.
+            SamplingRejected if the field is a sampling parameter.
         """
         try:
-            if not isinstance(model_input, str):
-                return self._of_ids(model_input, sampling, extra, stream=stream)
-            if not model_input:
-                raise RequestRejected("text: the prompt is empty")
-            text = b'"return_prompt_token_ids":true,"text":%b' % _encode(model_input)
-            return GenerateRequest(None, text, self._terms(sampling, extra, stream=stream))
+            if isinstance(model_input, str):
+                return self._of_text(model_input, sampling, extra, stream=stream)
+            return self._of_ids(model_input, sampling, extra, stream=stream)
         except RequestRejected:
             raise
         except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
             raise RequestRejected(f"the request can't be encoded as JSON: {error}") from error
+
+    def _of_text(
+        self, text: str, sampling: SamplingParams, extra: Mapping[str, object], *, stream: bool
+    ) -> GenerateRequest:
+        if not text:
+            raise RequestRejected("text: the prompt is empty")
+        prompt = b'"return_prompt_token_ids":true,"text":%b' % _encode(text)
+        return GenerateRequest(None, prompt, self._terms(sampling, extra, stream=stream))
 
     def _of_ids(
         self,

@@ -137,13 +137,13 @@ class StreamDecoder:
             ids = msgspec.json.decode(self._newest, type=_Ids).output_ids
         except MALFORMED as error:
             raise undecodable(error, self._newest) from error
-        self._check(ids)
+        self._check(ids, len(ids))
         return ids
 
-    def _check(self, ids: Sequence[int], *, so_far: int = 0) -> None:
+    def _check(self, ids: Sequence[int], so_far: int) -> None:
         """Refuse ids that the end of the stream would refuse, before the callback has them."""
-        if (count := max(len(ids), so_far)) > self._most:
-            raise BadResponse(f"the stream has {count} tokens, allowed: max_new_tokens {self._most}")
+        if so_far > self._most:
+            raise BadResponse(f"the stream has {so_far} tokens, allowed: max_new_tokens {self._most}")
         size = self._request.terms.vocab_size
         if size is not None and self.on_tokens is not None and (highest := max(ids, default=0)) >= size:
             raise BadResponse(f"output_ids has {highest}, allowed: 0 to below the vocabulary's size {size}")
@@ -155,16 +155,15 @@ class StreamDecoder:
             raise undecodable(error, payload) from error
         before = self._parts
         if before is None or not before.output_ids:
-            self._parts = parsed
+            self._parts, so_far = parsed, len(parsed.output_ids)
         elif _repeats(before, parsed):
             self._repeats, self._newest, self._parts = True, payload, None
-            return
+            so_far = len(parsed.output_ids)
         else:
             self._repeats = False
             before.append(parsed)
-        self._check(
-            parsed.output_ids, so_far=len(self._parts.output_ids) - 1
-        )  # the last token may come again, see _so_far
+            so_far = len(before.output_ids) - 1  # the last token may come again, see _so_far
+        self._check(parsed.output_ids, so_far)
 
     def _so_far(self) -> ParsedAnswer | None:
         """Return the answer that has come in parts, as far as it has."""

@@ -72,6 +72,8 @@ class Reply:
     status: int = 200
     body: bytes | Mapping[str, object] | Sequence[object] = b""
     headers: Mapping[str, str] = attrs.field(factory=dict)
+    chunked: bool = False
+    """Send the body in chunks; by default its length is announced."""
 
 
 @attrs.frozen(kw_only=True)

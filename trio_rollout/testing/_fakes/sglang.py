@@ -160,7 +160,7 @@ class FakeSGLang:
         seen = self._note(number, request, body)
         action = action_of(self.plan, seen)
         if isinstance(action, Reply):
-            await self._send(connection, action)
+            await self._send(connection, action, Fault.CHUNKED if action.chunked else None)
         elif action is Fault.RESET:
             await reset(connection.stream)
         elif action is Fault.CLOSE:
