@@ -26,6 +26,8 @@ ENTRIES = (
         *range(161, 166),
         169,
         171,
+        176,
+        177,
     ),
 )
 """The entries of both catalogues that are answered; add a number together with its row."""

@@ -2,13 +2,57 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any, TypeAlias
 
 import pytest
+import trio
 
 from trio_rollout._core.values import Prompt, Segment, Trajectory
+from trio_rollout.rewards import in_process, open_scorer_processes
+
+Opened: TypeAlias = Callable[..., AbstractAsyncContextManager[Callable[[Any], Awaitable[Any]]]]
+
+
+@asynccontextmanager
+async def a_process_a_call(fn: Callable[[Any], Any], *, workers: int = 2) -> AsyncGenerator[Any]:
+    """Open ``in_process`` like ``open_scorer_processes``."""
+    yield in_process(fn, workers=workers)
+
+
+@pytest.fixture(params=[a_process_a_call, open_scorer_processes], ids=["in_process", "open_scorer_processes"])
+def opened(request: pytest.FixtureRequest) -> Opened:
+    """Both forms, which behave alike."""
+    return request.param
+
+
+def runs(pid: int) -> bool:
+    """Return True if a process is alive; a zombie is not. A container without an init never reaps orphans."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"
+
+
+async def appeared(path: Path) -> str:
+    """Return the content of a file that a scorer writes, once the file exists."""
+    file = trio.Path(path)
+    with trio.fail_after(60):
+        while not await file.exists():
+            await trio.sleep(0.005)
+    return await file.read_text(encoding="utf-8")
+
+
+async def until_gone(pid: int) -> None:
+    """Wait until a process that was killed is dead."""
+    with trio.fail_after(60):
+        while runs(pid):
+            await trio.sleep(0.005)
+
 
 SCORERS = """
 import os, re, signal, subprocess, sys, time
@@ -99,6 +143,80 @@ def start_a_sleeper_and_spin(path):
     os.rename(path, path + ".done")
     while True:
         pass
+
+def daemon(path):
+    # A child in a session of its own whose parent has gone: no group, no parent leads to it any more.
+    if os.fork() == 0:
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(nothing, stream)  # else a daemon that is left would keep the tests' own output open
+        if os.fork() == 0:
+            with open(path, "w") as file:
+                file.write(str(os.getpid()))
+            os.rename(path, path + ".done")
+            time.sleep(1000)
+        os._exit(0)
+    while not os.path.exists(path + ".done"):
+        time.sleep(0.001)
+    return 1.0
+
+def daemon_and_spin(path):
+    daemon(path)
+    while True:
+        pass
+
+def daemon_and_die(path):
+    daemon(path)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+def daemon_and_stop_the_keeper(path):
+    daemon(path)
+    os.kill(os.getppid(), signal.SIGSTOP)
+    return 1.0
+
+def kill_the_keeper(path):
+    with open(path, "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(path, path + ".done")
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(1000)
+
+def channel():
+    frame = sys._getframe(1)
+    while "send" not in frame.f_locals:
+        frame = frame.f_back
+    return frame.f_locals["send"]
+
+def forge(data):
+    send = channel()
+    send.write(data)
+    send.flush()
+    time.sleep(1000)
+
+def forge_and_exit(data):
+    send = channel()
+    send.write(data)
+    send.flush()
+    os._exit(0)
+
+def reply_twice(data):
+    send = channel()
+    send.write(data)
+    send.flush()
+    return 0.0
+
+class Evil:
+    def __reduce__(self):
+        return open, (EVIDENCE, "w")
+
+EVIDENCE = __file__ + ".evidence"
+
+def evil_result(value):
+    return Evil()
+
+def identity(value):
+    return eval(value)
 
 class Scale:
     def __init__(self, factor):

@@ -1,37 +1,43 @@
 """Scorer processes: a synchronous scorer made async by processes that can be killed.
 
 There are two forms. ``in_process`` starts a process for each call and needs no owner, because nothing outlives the call.
-``open_scorer_processes`` owns processes and keeps them between calls. Both kill a process together with everything that it
-started, and reap it, before a cancelled call goes on. Neither uses ``multiprocessing`` or ``trio-parallel``: see
-docs/decisions/0006-scorer-processes-have-two-forms.md and docs/decisions/0039-scorer-processes-stay-our-own.md.
+``open_scorer_processes`` owns processes and keeps them between calls. Both end a process together with everything that it
+started, also in sessions of its own, and reap it, before a cancelled call goes on (``_worker.py`` says how). Neither uses
+``multiprocessing`` or ``trio-parallel``: see docs/decisions/0006-scorer-processes-have-two-forms.md and
+docs/decisions/0039-scorer-processes-stay-our-own.md.
+
+A reply is data and bounded: a scorer process runs code that may be the policy's, and can't run any here.
 """
 
 import contextlib
+import json
 import os
 import pickle
 import signal
 import subprocess  # ruff: ignore[suspicious-subprocess-import]  for PIPE
 import sys
-import traceback
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, final
 
 import attrs
+import numpy as np
 import trio
 
 from .._core.checks import whole
-from .._core.failures import classes_of, words_of
+from .._core.scores import shown
+from .._util.process_tree import kill_descendants
 from .._util.threads import scorer_name
-from .._util.user_code import ends_the_process
 from ..errors import RewardError
-from ._worker import LENGTH
+from ._worker import LENGTH, REPLY_LIMIT
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 REAP_LIMIT = 5.0
 """Seconds that a process may take to exit after SIGKILL. Longer means that the kernel holds it, for example at a dead disk."""
+_KEEPER_S = 1.0
+"""Seconds that a keeper may take to end what is below it before the host helps: the scorer may have stopped the keeper."""
 
 _CHUNK = 1 << 16
 _WORKER = str(Path(__file__).with_name("_worker.py"))
@@ -58,107 +64,139 @@ def pickled_setup(fn: Callable[[Any], object]) -> bytes:
 @final
 @attrs.frozen
 class Reply:
-    """A process's reply: a value, or the scorer's error as (classes, message, traceback)."""
+    """A process's reply: a value, an array, the scorer's process id, or the scorer's error (classes, message, traceback)."""
 
     kind: str
     content: Any
 
     def unwrap(self, what: str = "the scorer raised") -> Any:
         """Return the value, or raise a RewardError for the scorer's error, with the scorer's traceback as a note."""
+        if self.kind == "array":
+            return np.asarray(self.content)
         if self.kind != "error":
             return self.content
         classes, message, trace = self.content
-        error = RewardError(f"{what}: {classes[0].rpartition('.')[2]}: {message}", raised=classes)
+        error = RewardError(f"{what}: {classes[0].rpartition('.')[2]}: {message}", raised=tuple(classes))
         error.add_note(f"In the scorer's process:\n{trace}")
         raise error
 
 
-def _unpickled(body: bytes) -> Reply:
-    """Return the reply in a message. Its value is a user's object, so unpickling runs user code; the process is not at fault."""
+def parsed(body: bytes, number: int) -> Reply:
+    """Return the reply in a message: the one to the request of this number, 0 for the setup.
+
+    Raises:
+      ValueError: the message is no such reply; says what was seen.
+    """
     try:
-        return Reply(*pickle.loads(body))
-    except BaseException as error:  # noqa: ASYNC103  no cancellation: nothing is awaited here
-        if ends_the_process(error):
-            raise
-        why = f"the scorer's result can't be unpickled: {words_of(error)}"
-        trace = "".join(traceback.format_exception(error))
-        return Reply("error", (classes_of(error), why, trace))  # noqa: ASYNC104  the failure of user code is a reply
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{body[:60]!r} is not JSON: {error}") from error
+    match found:
+        case [int(), "error", [*classes], str(), str()] if classes and all(isinstance(name, str) for name in classes):
+            reply = Reply("error", found[2:])
+        case [0, "ready", int() as content] if number == 0:
+            reply = Reply("ready", content)
+        case [int(), "value", content] if number > 0:
+            reply = Reply("value", content)
+        case [int(), "array", [*content]] if number > 0 and all(isinstance(item, int | float) for item in content):
+            reply = Reply("array", content)
+        case _:
+            raise ValueError(f"got {shown(found)}")
+    if found[0] != number:
+        raise ValueError(f"the reply to request {found[0]}, wanted: to {number}")
+    return reply
 
 
 @final
 @attrs.define(eq=False, repr=False)
 class ScorerProcess:
-    """A running process with a scorer in it. Its starter must ``end`` it."""
+    """A running keeper with a scorer below it. Its starter must ``end`` it."""
 
-    _process: trio.Process
+    _keeper: trio.Process
     _stdin: trio.abc.SendStream
-    _stdout: trio.abc.ReceiveStream
+    _stdout: trio.lowlevel.FdStream
     _lifeline: int
-    """The end of a pipe that the process watches: the process dies when it is closed, also by the host's own death."""
-    _killed: bool = False
+    """The end of a pipe that the keeper watches: the keeper ends the scorer when it is closed, also by the host's own death."""
+    pid: int = attrs.field(init=False)
+    """The scorer's process id as the process says, for errors only."""
+    _requests: int = attrs.field(default=0, init=False)
+    _killed: bool = attrs.field(default=False, init=False)
 
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._process.pid
+    def __attrs_post_init__(self) -> None:
+        self.pid = self._keeper.pid
 
     @property
     def is_dead(self) -> bool:
-        """True once the process has ended, by itself or by ``kill``. Does not reap it: its group's id must not be reused yet."""
+        """True once the process has ended, by itself or by ``kill``. Does not reap it: its id must not be reused yet."""
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return self._killed or os.waitid(os.P_PID, self.pid, options) is not None
+        return self._killed or os.waitid(os.P_PID, self._keeper.pid, options) is not None
 
     async def ask(self, request: bytes) -> Reply:
-        """Send one pickled value and return the scorer's reply.
+        """Send the setup, later one pickled value a call, and return the reply.
 
-        Blocks until the reply is there. Cancelled, or if the process dies, no process is left.
+        Blocks until the reply is there. Cancelled, or if the process dies or replies with something else, no process is left.
 
         Raises:
-          RewardError: the process died.
+          RewardError: the process died, or its reply is malformed.
         """
         try:
             async with contextlib.AsyncExitStack() as on_failure:
                 on_failure.push_async_callback(self.end)
-                body = await self._exchanged(request)
+                reply = parsed(await self._exchanged(request), self._requests)
                 on_failure.pop_all()
         except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError) as error:
             raise RewardError(
-                f"the scorer's process {self.pid} died while it was asked, exit status {self._process.returncode}"
+                f"the scorer's process {self.pid} died while it was asked, exit status {self._keeper.returncode}"
             ) from error
-        return _unpickled(body)
+        except ValueError as error:
+            raise RewardError(
+                f"the scorer's process {self.pid} sent a malformed reply and was ended: {error}"
+            ) from error
+        self._requests += 1
+        if reply.kind == "ready":
+            self.pid = reply.content
+        return reply
 
     def kill(self) -> None:
-        """Kill the process with everything that it started; ``end`` must follow. May be repeated."""
+        """Have the process killed with everything that it started; ``end`` must follow. May be repeated."""
         if not self._killed:
             self._killed = True
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
             os.close(self._lifeline)
 
     async def end(self) -> None:
-        """Kill the process with everything that it started, and reap it. Shielded, bounded by ``REAP_LIMIT``. May be repeated."""
+        """Kill the process with everything that it started, and reap it. Shielded, bounded by ``REAP_LIMIT``. May be repeated.
+
+        A keeper that was stopped is continued, and what is below it is killed here as well.
+        """
         self.kill()
         with trio.move_on_after(REAP_LIMIT, shield=True):
-            await self._process.wait()
+            while self._keeper.returncode is None:
+                with trio.move_on_after(_KEEPER_S):
+                    await self._keeper.wait()
+                    break
+                kill_descendants(self._keeper.pid)
+                self._keeper.send_signal(signal.SIGCONT)
             await trio.aclose_forcefully(self._stdin)
             await trio.aclose_forcefully(self._stdout)
 
     async def _exchanged(self, request: bytes) -> bytes:
         await self._stdin.send_all(LENGTH.pack(len(request)) + request)
         (length,) = LENGTH.unpack(await self._received(LENGTH.size))
+        if length > REPLY_LIMIT:
+            raise ValueError(f"a reply of {length} bytes, allowed: {REPLY_LIMIT}")
         return await self._received(length)
 
     async def _received(self, length: int) -> bytes:
-        received = await self._chunk(length)
+        received = bytearray()
         while len(received) < length:
             received += await self._chunk(length - len(received))
         return bytes(received)
 
-    async def _chunk(self, at_most: int) -> bytearray:
+    async def _chunk(self, at_most: int) -> bytes:
         chunk = await self._stdout.receive_some(min(_CHUNK, at_most))
         if not chunk:
             raise EOFError
-        return bytearray(chunk)
+        return bytes(chunk)
 
 
 async def start_scorer(setup: bytes) -> ScorerProcess:
@@ -184,7 +222,7 @@ async def start_scorer(setup: bytes) -> ScorerProcess:
 
 
 async def _start_process() -> ScorerProcess:
-    """Start it in a new session: a terminal's Ctrl-C reaches only the parent, and ``end`` reaches all children."""
+    """Start it in a new session: a terminal's Ctrl-C reaches only the parent."""
     lifeline, ours = os.pipe()
     with contextlib.ExitStack() as always, contextlib.ExitStack() as on_failure:
         always.callback(os.close, lifeline)
@@ -201,8 +239,8 @@ async def _start_process() -> ScorerProcess:
         except OSError as error:
             raise RewardError(f"a scorer process can't be started: {error}") from error
         on_failure.pop_all()
-    if process.stdin is None or process.stdout is None:
-        raise AssertionError("started without a pipe")
+    if process.stdin is None or not isinstance(process.stdout, trio.lowlevel.FdStream):
+        raise AssertionError("started without pipes")
     return ScorerProcess(process, process.stdin, process.stdout, ours)
 
 
@@ -230,7 +268,7 @@ class InProcess(Generic[T, R]):
         it started are killed and reaped before Cancelled goes on.
 
         Raises:
-          RewardError: the function raised, can't be loaded in another process, or its process died.
+          RewardError: the function raised, can't be loaded in another process, or its process died or sent no valid reply.
         """
         request = pickle.dumps(value)
         async with self._slots, contextlib.AsyncExitStack() as stack:
@@ -244,8 +282,10 @@ def in_process(fn: Callable[[T], R], *, workers: int = 2) -> InProcess[T, R]:
     """Make a synchronous scorer async: at most ``workers`` calls at once, each in a new process.
 
     A start costs some tenths of a second of processor time, including the imports of the scorer's module.
-    ``open_scorer_processes`` avoids that by keeping processes. The function must be importable by name; its argument and its
-    result are pickled. A script that defines it must guard what it runs by ``if __name__ == "__main__":``.
+    ``open_scorer_processes`` avoids that by keeping processes. The function must be importable by name; its argument is
+    pickled. Its result is what a reward may be, or numbers, texts, None, and lists and mappings of them, in at most 16 MiB of
+    JSON; the process can't run code here. A script that defines the function must guard what it runs by
+    ``if __name__ == "__main__":``.
 
     Raises:
       RewardError: the function can't be sent to a process.
@@ -293,7 +333,7 @@ class ScorerProcesses(Generic[T, R]):
         killed and reaped before Cancelled goes on; a later call starts another process.
 
         Raises:
-          RewardError: the function raised, its process died, or the processes are closed.
+          RewardError: the function raised, its process died or sent no valid reply, or the processes are closed.
         """
         request = pickle.dumps(value)
         async with self._slots:
