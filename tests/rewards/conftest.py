@@ -145,7 +145,7 @@ def start_a_sleeper_and_spin(path):
         pass
 
 def daemon(path):
-    # A child in a session of its own whose parent has gone: no group, no parent leads to it any more.
+    # A child in another session, whose parent has gone: no group, no parent leads to it any more.
     if os.fork() == 0:
         os.setsid()
         nothing = os.open(os.devnull, os.O_RDWR)

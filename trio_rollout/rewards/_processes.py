@@ -2,7 +2,7 @@
 
 There are two forms. ``in_process`` starts a process for each call and needs no owner, because nothing outlives the call.
 ``open_scorer_processes`` owns processes and keeps them between calls. Both end a process together with everything that it
-started, also in sessions of its own, and reap it, before a cancelled call goes on (``_worker.py`` says how). Neither uses
+started, also in other sessions, and reap it, before a cancelled call goes on (``_worker.py`` says how). Neither uses
 ``multiprocessing`` or ``trio-parallel``: see docs/decisions/0006-scorer-processes-have-two-forms.md and
 docs/decisions/0039-scorer-processes-stay-our-own.md.
 

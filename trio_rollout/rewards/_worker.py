@@ -2,7 +2,7 @@
 
 Two processes run it::
 
-    host ──▶ keeper ──fork──▶ scorer, in a session of its own
+    host ──▶ keeper ──fork──▶ scorer, in a new session
 
 The keeper is a child subreaper: whatever the scorer starts stays below the keeper, also a process that called ``setsid`` and
 lost its parent. The keeper ends the whole tree when the scorer ends, or when the lifeline closes: that is the order of the
