@@ -111,7 +111,8 @@ class Delivery:
                 state.want(0)
 
     def _stale(self) -> list[Entry]:
-        return self.state.staleness.too_old(self.state.ready.entries)
+        ready = self.state.ready
+        return self.state.staleness.too_old(ready.entries, ready.oldest)
 
     async def _recycle(self, stale: Sequence[Entry]) -> None:
         """Requeue groups that are too old for the trainer that would get them now."""

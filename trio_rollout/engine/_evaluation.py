@@ -23,10 +23,11 @@ from ._context import RolloutContext
 from ._group import run_attempt
 from ._instruments import Instruments
 from ._running import RunningAttempts
+from ._slots import SlotLease
 from ._state import EngineState, Phase
 
 _AT_ONCE = 64
-"""The number of prompts taken from the source in one call."""
+"""The most prompts that are taken from the source in one call."""
 
 
 @final
@@ -37,6 +38,7 @@ class Evaluation:
     state: EngineState
     context: RolloutContext
     samples: int
+    _under_way: int = attrs.field(default=0, init=False)
     _groups: dict[GroupId, Group | None] = attrs.field(factory=dict, init=False)
     _running: RunningAttempts = attrs.field(factory=RunningAttempts, init=False)
 
@@ -57,14 +59,16 @@ class Evaluation:
         return tuple(group for group in self._groups.values() if group is not None)
 
     async def _run_all(self, source: Source) -> BaseException | None:
-        """Run every prompt. An exception of the source ends all of them, and is returned."""
+        """Run every prompt, as slots become free. An exception of the source ends all of them, and is returned."""
         failure: BaseException | None = None
         async with trio.open_nursery() as prompts:
             try:
-                while taken := await source.take(_AT_ONCE):
+                while taken := await source.take(await self._room()):
                     for prompt in taken:
                         self._enter(prompt)
-                        prompts.start_soon(self._one, prompt, name=f"evaluate {prompt.group_id}")
+                        lease = await self._claimed(self.samples)
+                        self._under_way += 1
+                        prompts.start_soon(self._one, prompt, lease, name=f"evaluate {prompt.group_id}")
             except BaseException as error:  # noqa: ASYNC103  the boundary of the source: raised by the caller, bare
                 if ends_the_process(error):
                     raise
@@ -94,28 +98,47 @@ class Evaluation:
         self.state.require_open("evaluate")
         raise ServerError(f"evaluate: {failure.blocked_reason}")
 
-    async def _one(self, prompt: Prompt) -> None:
+    async def _room(self) -> int:
+        """Wait for free slots, and return how many prompts may start. Prompts that back off are bounded by the slots, too."""
+        slots = self.state.evaluation_slots
+        wanted = min(self.samples, slots.total)
+        await slots.changed.wait_until(lambda: slots.free >= wanted and self._under_way < slots.total)
+        return max(1, min(_AT_ONCE, slots.free // wanted))
+
+    async def _one(self, prompt: Prompt, lease: SlotLease) -> None:
+        try:
+            await self._settled(prompt, lease)
+        finally:
+            self._under_way -= 1
+            self.state.evaluation_slots.changed.notify()
+
+    async def _settled(self, prompt: Prompt, lease: SlotLease) -> None:
+        """Run attempts, the first one with this lease, until the group is whole or has failed for good."""
         samples, retry, number = Samples.of(self.samples), self.context.settings.retry, 1
-        outcome = await self._attempt(prompt, number, samples)
+        outcome = await self._attempt(prompt, number, samples, lease)
         while isinstance(outcome, Unfinished) and not outcome.permanent:
             backoff = number if outcome.cause.uses_attempt else 0
             await wait_s(retry_wait_s(backoff, retry=retry, rng=self.context.ports.random))
             number += 1
-            outcome = await self._attempt(prompt, number, samples)
+            outcome = await self._attempt(prompt, number, samples, await self._claimed(len(samples.missing())))
         rows = _rows_of(prompt, samples, outcome)
         self._groups[prompt.group_id] = Group(id=prompt.group_id, attempt=number, prompt=prompt, trajectories=rows)
 
-    async def _attempt(self, prompt: Prompt, number: int, samples: Samples) -> Outcome:
+    async def _claimed(self, missing: int) -> SlotLease:
+        """Wait for slots and the gate: the group's deadline begins when it can sample. Cancelled, none was taken."""
         slots, gate = self.state.evaluation_slots, self.context.gate
-        wanted = min(len(samples.missing()), slots.total)
+        wanted = min(missing, slots.total)
         await slots.changed.wait_until(lambda: slots.free >= wanted)
-        while not gate.is_open:  # the group's deadline begins when it can sample
+        while not gate.is_open:
             await gate.wait()
             await slots.changed.wait_until(lambda: slots.free >= wanted)
+        return slots.claim(wanted)
+
+    async def _attempt(self, prompt: Prompt, number: int, samples: Samples, lease: SlotLease) -> Outcome:
         seconds = self.context.settings.deadlines.group
         attempt = new_attempt(prompt, number, samples, seconds=seconds, min_samples=0)
         with self.state.evaluations.holding(attempt), self._running.holding(attempt):
-            return await run_attempt(attempt, self.context, slots.claim(wanted))
+            return await run_attempt(attempt, self.context, lease)
 
 
 def _rows_of(prompt: Prompt, samples: Samples, outcome: Outcome) -> Iterator[Trajectory]:

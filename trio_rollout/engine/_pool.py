@@ -129,17 +129,35 @@ class Pool:
     async def _pull_some(self, count: int) -> None:
         state = self.state
         prompts = await state.source.take(count)
-        if len(prompts) > count or not all(isinstance(prompt, Prompt) for prompt in prompts):
-            raise SourceError(f"source.take({count}) must give at most {count} prompts, got {prompts!r:.200}")
         if not prompts:
             state.end_data()
             return
-        entries = [state.book.pull(prompt, state.per_group) for prompt in prompts]
+        entries = self._entered(prompts, count)
         refused = await state.ledger.write_pull(prompts, state.source)
         state.enqueue(entry for entry in entries if entry.id not in refused)
         for entry in entries:
             if entry.id in refused:
                 self._quarantine(entry, refused[entry.id])
+
+    def _entered(self, prompts: Sequence[object], count: int) -> Sequence[Entry]:
+        """Enter what a take gave into the book. What can't be entered is kept, to be given back with the others.
+
+        Raises:
+          SourceError: too much was given, something else than prompts, or a prompt for the second time.
+        """
+        state, entries, error = self.state, [], None
+        real = [prompt for prompt in prompts if isinstance(prompt, Prompt)]
+        if len(prompts) > count or len(real) < len(prompts):
+            error = SourceError(f"source.take({count}) must give at most {count} prompts, got {prompts!r:.200}")
+        for prompt in real:
+            try:
+                entries.append(state.book.pull(prompt, state.per_group))
+            except SourceError as refused:
+                error = error or refused
+                state.unentered.append(prompt)
+        if error is not None:
+            raise error
+        return entries
 
     def _start(self, attempts: trio.Nursery) -> None:
         state = self.state
@@ -319,18 +337,19 @@ class Pool:
         """
         state = self.state
         entries = list(state.book.entries(*states))
-        if state.ledger.keeps_groups or not entries:
+        if state.ledger.keeps_groups or not (entries or state.unentered):
             return
         state.queue.clear()
         state.ready.remove([entry for entry in entries if entry.state is State.READY])
         with trio.move_on_after(seconds, shield=True):
             try:
-                await state.source.give_back([entry.prompt for entry in entries])
+                await state.source.give_back([*(entry.prompt for entry in entries), *state.unentered])
             except BaseException as error:  # noqa: ASYNC103  the boundary of the source: its failure becomes the engine's
                 if ends_the_process(error):
                     raise
                 state.failure.fail(_source_failed(error))
                 return  # noqa: ASYNC104  a real cancellation was raised again above
+            state.unentered.clear()
             for entry in entries:
                 state.book.apply(entry, Event.RETURN)
                 state.tally.drop(Cause.SHUTDOWN, entry.samples.kept_tokens)

@@ -58,11 +58,11 @@ class StalenessPolicy:
         version = self.gate.version
         return sum(is_due(attempt.begun, version, self.settings) and not attempt.is_held_up for attempt in self.running)
 
-    def too_old(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Return the groups that must not be delivered any more."""
-        if self.settings.max_versions is None:
-            return []
+    def too_old(self, entries: Iterable[Entry], oldest: int | None) -> list[Entry]:
+        """Return the groups that must not be delivered any more; ``oldest`` is the oldest version of any of them."""
         newest = self.gate.version
+        if not is_too_old(oldest, newest, self.settings):
+            return []
         return [
             entry
             for entry in entries

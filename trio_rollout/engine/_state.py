@@ -21,7 +21,7 @@ from .._core.lifecycle import State
 from .._core.samples import Samples, SampleState
 from .._core.statistics import Counts, EngineStatistics, ServerStatistics
 from .._core.tally import Tally
-from .._core.values import Group
+from .._core.values import Group, Prompt
 from .._util.condition import Condition
 from ..abc import Ledger, Source
 from ..errors import EngineClosed
@@ -85,6 +85,8 @@ class EngineState:
     ahead: int
     """The number of prompts to have at hand, so that a free slot never waits for the source."""
     queue: deque[Entry] = attrs.field(factory=deque, init=False)
+    unentered: list[Prompt] = attrs.field(factory=list, init=False)
+    """Prompts of a take that could not be entered in the book: they are given back with the others."""
     phase: Phase = attrs.field(default=Phase.RUNNING, init=False)
     exhausted: bool = attrs.field(default=False, init=False)
     tally: Tally = attrs.field(factory=Tally, init=False)
