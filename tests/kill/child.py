@@ -46,7 +46,6 @@ from trio_rollout.abc import Ledger, Rollout
 from trio_rollout.errors import EndOfData
 from trio_rollout.ledger._store import StoreLimits
 from trio_rollout.observe import task_tree
-from trio_rollout.sglang import ServerSettings
 
 SAMPLES = 3
 SETTINGS = EngineSettings(
@@ -163,9 +162,7 @@ class Trainer:
         self.load()
         if self.rng.random() < 0.5:
             await self.restore()
-        named = await self.named_versions()
-        if named != {str(self.engine.weight_version)} and named != {"default"}:
-            await self.update()
+        await self.update()
 
     async def train(self) -> None:
         """Take batches until the data ends; checkpoint, go back and update weights now and then."""
@@ -221,22 +218,16 @@ class Trainer:
             await self.out.pop(0).ack()
             say("acked", *ids)
 
-    async def named_versions(self) -> set[str]:
-        async with httpx.AsyncClient(trust_env=False) as client:
-            return {(await client.get(f"{url}/model_info")).json()["weight_version"] for url in self.urls}
-
     async def update(self) -> None:
-        """A weight update; the servers may be ahead of us if a life before this one died in a window."""
-        named = [int(version) for version in await self.named_versions() if version.isdecimal()]
-        version = max([self.engine.weight_version, *named]) + 1
-        body = {"new_version": str(version), "abort_all_requests": False}
+        """A weight update; the servers may be paused, or ahead of us, if a life before this one died in a window."""
         async with (
-            self.engine.weight_update(version=version, mode=self.rng.choice(MODES)),
+            self.engine.weight_update(mode=self.rng.choice(MODES)) as window,
             httpx.AsyncClient(trust_env=False) as client,
         ):
+            body = {"new_version": str(window.version), "abort_all_requests": False}
             for url in self.urls:
                 (await client.post(f"{url}/update_weight_version", json=body)).raise_for_status()
-        say("updated", version)
+        say("updated", window.version)
 
 
 async def live_within_reason(orders: Orders) -> None:
@@ -255,7 +246,7 @@ async def _look_when_late() -> None:
 async def live(orders: Orders) -> None:
     """To the end of the data."""
     async with (
-        open_sglang_servers(orders.urls, settings=ServerSettings(resume_at_start=True)) as servers,
+        open_sglang_servers(orders.urls) as servers,
         open_ledger(orders.ledger, keep_acked=orders.keep, sizes=SIZES) as ledger,
         open_rollout_engine(
             JsonlSource(orders.prompts, epochs=orders.epochs),
