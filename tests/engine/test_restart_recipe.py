@@ -233,7 +233,7 @@ def test_f140_killed_at_any_point_each_group_is_trained_once(name):
         second = first.after(kill)
         run(second, variant, 1, f"{seed} {number}", watched=number % 3 == 0)
         assert sorted(second.trained) == ALL, f"killed at {number}: {kill}"
-        if second.kills:  # killed again, at a point of its own
+        if second.kills:  # killed again, at another point
             other = second.kills[(number * 7919) % len(second.kills)]
             third = second.after(other)
             again += 1
