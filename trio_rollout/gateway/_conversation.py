@@ -254,6 +254,11 @@ def _chain(messages: Iterable[Message], tools: Sequence[Tool]) -> list[bytes]:
     return chain
 
 
+def digest_of_last(messages: Sequence[Message]) -> bytes:
+    """Return a digest of the last message and of the number of messages: enough to tell an agent's requests apart."""
+    return _digest_of([len(messages), *map(_content_of, messages[-1:])])
+
+
 def _digest_of(part: object, before: bytes = b"") -> bytes:
     return hashlib.blake2b(before + msgspec.json.encode(part, order="sorted"), digest_size=16).digest()
 

@@ -27,6 +27,7 @@ from ._parsers import Parser, parser_of
 from ._sampling import Sampler
 from ._session import GatewaySession, SessionDirectory, Tombstones
 from ._settings import GatewaySettings
+from ._turn import TurnIds
 from ._values import ContextLimits
 
 R_co = TypeVar("R_co", covariant=True)
@@ -159,7 +160,7 @@ class AgentGateway:
             sampler=sampler,
             settings=self._settings,
             nursery=nursery,
-            new_id=self._new_secret,
+            ids=TurnIds(f"{prompt.group_id}#{rollout.index}"),
         )
 
 

@@ -13,7 +13,7 @@ agent's late requests are told "session closed" and not "no such session".
 """
 
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final, TypeVar, final
 
@@ -31,7 +31,7 @@ from ..errors import GenerateError, RequestRejected, ServerError, SessionClosed
 from ._protocol import RETRY, Refusal
 from ._sampling import Sampler, message_of
 from ._settings import GatewaySettings
-from ._turn import AgentTurn
+from ._turn import AgentTurn, TurnIds
 from ._values import ChatRequest, Message
 
 K = TypeVar("K")
@@ -76,7 +76,7 @@ class GatewaySession:
     _sampler: Sampler = attrs.field(alias="sampler")
     _settings: GatewaySettings = attrs.field(alias="settings")
     _nursery: trio.Nursery = attrs.field(alias="nursery")
-    _new_id: Callable[[], str] = attrs.field(alias="new_id")
+    _ids: TurnIds = attrs.field(alias="ids")
     is_closing: bool = attrs.field(default=False, init=False)
     """True if the session takes no more turns."""
     _closed: trio.Event = attrs.field(factory=trio.Event, init=False)
@@ -173,7 +173,7 @@ class GatewaySession:
         if len(self._running) >= at_once + waiting:
             limits = f"the limit is {at_once}, and {waiting} more may wait"
             raise Refusal(429, f"turns of this session at once: {limits}", RETRY)
-        turn = AgentTurn(id=self._new_id(), request=request, streaming=self._sampler.streaming_text(request))
+        turn = AgentTurn(id=self._ids.next(request), request=request, streaming=self._sampler.streaming_text(request))
         self._started += 1
         self._running[turn] = None
         _keep(self._turns_by_digest, (request.digest, request.key), turn, most=_MOST_RESENDABLE)

@@ -17,6 +17,8 @@ There is no parser here. The text that was held back is sent at the end, when th
 """
 
 import enum
+import hashlib
+from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Final, final
@@ -27,6 +29,7 @@ import trio
 from .._core.token_tree import Node
 from .._util.condition import Condition
 from ..tokenizer import Tokenizer
+from ._conversation import digest_of_last
 from ._parsers import Parsed
 from ._values import Answer, ChatRequest
 
@@ -241,3 +244,24 @@ class AgentTurn:
     async def wait_left(self) -> None:
         """Wait until no client waits for the turn any more."""
         await self._changed.wait_until(lambda: not self._clients)
+
+
+@final
+@attrs.define(eq=False)
+class TurnIds:
+    """Gives the turns of one session their ids, which become the ids of answers and of tool calls.
+
+    They follow from the sample and the requests, and are the same when an agent begins anew and asks for the same: some
+    chat templates write the ids of tool calls, and with other ids the next prompt would be another one.
+    """
+
+    sample: str
+    _asked: Counter[bytes] = attrs.field(factory=Counter, init=False)
+    """How often each request was made."""
+
+    def next(self, request: ChatRequest) -> str:
+        """Return the id of the turn that answers this request; it is given once."""
+        asked = digest_of_last(request.messages)
+        self._asked[asked] += 1
+        text = f"{self.sample}|{self._asked[asked]}|"
+        return hashlib.blake2b(text.encode() + asked, digest_size=16).hexdigest()

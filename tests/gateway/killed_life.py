@@ -1,0 +1,136 @@
+"""A life that is killed: a rollout of several turns with a ledger. ``python -m tests.gateway.killed_life ORDERS``, as JSON.
+
+Says ``recorded N`` whenever the ledger has another turn on disk, and ``requests N replayed M`` at its end: how many requests
+it sent to the server, and after how many of its turns ``rollout.replaying`` was still true.
+"""
+
+import json
+import os
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import attrs
+import trio
+
+from trio_rollout import (
+    Deadlines,
+    EngineSettings,
+    IterableSource,
+    Prompt,
+    Resume,
+    SamplingParams,
+    open_ledger,
+    open_rollout_engine,
+    open_sglang_servers,
+)
+from trio_rollout._core.ledger_events import TurnRecorded
+from trio_rollout.gateway import open_gateway, run_agent
+from trio_rollout.tiny import DATA
+from trio_rollout.tools import LocalSandboxes
+
+
+@attrs.frozen(kw_only=True)
+class Orders:
+    """One life. ``command`` is the agent's; None: the generate function talks to the server itself."""
+
+    ledger: str
+    url: str
+    folder: str
+    turns: int
+    command: list[str] | None = None
+    env: dict[str, str] = attrs.field(factory=dict)
+
+
+def say(*words):
+    """One line, in one write: a kill cuts none in two."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+@attrs.define
+class Telling:
+    """A ledger that says when a turn is on disk."""
+
+    inner: object
+    turns: int = 0
+
+    async def begin(self, identity):
+        return await self.inner.begin(identity)
+
+    async def record(self, events):
+        await self.inner.record(events)
+        for event in events:
+            if isinstance(event, TurnRecorded):
+                self.turns += 1
+                say("recorded", self.turns)
+
+
+@attrs.define
+class Generate:
+    """A rollout of so many turns, or of an agent in a sandbox."""
+
+    orders: Orders
+    replayed: int = 0
+
+    async def __call__(self, prompt, rollout):
+        return await (self.turns(rollout) if self.orders.command is None else self.agent(rollout))
+
+    async def turns(self, rollout):
+        ids, turns = [1, 2, 3], []
+        for _ in range(self.orders.turns):
+            self.replayed += rollout.replaying
+            turns.append(await rollout.generate(ids, SamplingParams(max_new_tokens=8, ignore_eos=True)))
+            ids = [*turns[-1].prompt_ids, *turns[-1].output_ids, 5]
+        return rollout.finish(turns)
+
+    async def agent(self, rollout):
+        self.replayed += rollout.replaying
+        sandboxes = LocalSandboxes(Path(self.orders.folder), env=self.orders.env)
+        sampling = SamplingParams(max_new_tokens=512)
+        async with (
+            rollout.tools.open_sandbox(sandboxes) as sandbox,
+            rollout.session(sampling=sampling) as session,
+        ):
+            ended = await run_agent(self.orders.command, session, sandbox, env=self.orders.env, seconds=200)
+        if ended.exit_code:
+            say("the agent failed:", ended.model_text())
+        return session.trajectory()
+
+
+@asynccontextmanager
+async def no_gateway():
+    yield None
+
+
+async def main(orders):
+    """Run the one rollout to its end."""
+    generate = Generate(orders)
+
+    async def one(trajectory):
+        return float(trajectory.turns)
+
+    async with (
+        open_sglang_servers([orders.url]) as servers,
+        open_ledger(orders.ledger) as ledger,
+        open_gateway(servers, tokenizer=DATA) if orders.command else no_gateway() as gateway,
+        open_rollout_engine(
+            IterableSource([Prompt(id="only", input_ids=[1, 2, 3])]),
+            generate,
+            servers=servers,
+            reward=one,
+            ledger=Telling(ledger),
+            gateway=gateway,
+            settings=EngineSettings(
+                samples_per_prompt=1, max_running=1, resume=Resume.TURNS, deadlines=Deadlines(group=240)
+            ),
+        ) as engine,
+    ):
+        batch = await engine.next_batch(1)
+        tokens = engine.statistics().tokens
+        (trajectory,) = batch.groups[0].trajectories
+        say("requests", servers.statistics().servers[0].requests, "replayed", generate.replayed)
+        say("turns", trajectory.turns, "rows", len(trajectory.segments), "wasted", tokens.wasted_total)
+
+
+if __name__ == "__main__":
+    trio.run(main, Orders(**json.loads(sys.argv[1])))
