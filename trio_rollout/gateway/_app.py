@@ -21,6 +21,7 @@ import msgspec
 import trio
 from starlette.routing import Route, Router
 
+from .._util.threads import RunSync
 from .._util.user_code import ends_the_process
 from ..errors import SessionClosed
 from ._anthropic import Messages
@@ -39,6 +40,7 @@ Handler: TypeAlias = "Callable[[Exchange, AgentProtocol], Awaitable[None]]"
 
 _LOGGER: Final = logging.getLogger("trio_rollout.gateway")
 _LONGEST_KEY: Final = 256
+_LARGE_BODY: Final = 256 * 1024  # bytes; decoding takes some milliseconds
 _JSON: Final = "application/json"
 _EVENTS: Final = "text/event-stream"
 
@@ -50,12 +52,15 @@ class App:
 
     _directory: SessionDirectory
     settings: GatewaySettings
+    _run_sync: RunSync
     requests: int = attrs.field(default=0, init=False)
     """Requests that are being answered."""
     _router: Router = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._router = Router(routes=list(self._routes()), default=_Endpoint(self, self._not_found))
+        # A redirect would go to the host that the request names, before its key was looked at.
+        default = _Endpoint(self, self._not_found)
+        self._router = Router(routes=list(self._routes()), default=default, redirect_slashes=False)
 
     def _routes(self) -> Iterator[Route]:
         chat, messages, responses = ChatCompletions(), Messages(), Responses()
@@ -90,14 +95,14 @@ class App:
     async def _turn(self, exchange: "Exchange", protocol: AgentProtocol) -> None:
         """Answer a request for a turn: chat completions, messages, responses."""
         session = self._session(exchange)
-        request = protocol.request(await self._body(exchange), session.answer_of)
+        request = await self._request(exchange, protocol, session)
         with session.turn_for(attrs.evolve(request, key=exchange.header("idempotency-key"))) as turn:
             reply = _TurnReply(exchange, protocol, request, turn, self.settings)
             await exchange.while_connected(reply.stream if request.stream else reply.whole)
 
     async def _count_tokens(self, exchange: "Exchange", protocol: AgentProtocol) -> None:
         session = self._session(exchange)
-        count = await session.count_tokens(protocol.request(await self._body(exchange)))
+        count = await session.count_tokens(await self._request(exchange, protocol, session))
         await exchange.reply(200, {"input_tokens": count})
 
     async def _models(self, exchange: "Exchange", _protocol: AgentProtocol) -> None:
@@ -136,8 +141,12 @@ class App:
             raise Refusal(503, "session closed")
         return session
 
-    async def _body(self, exchange: "Exchange") -> bytes:
-        return await exchange.body(most=self.settings.max_body, seconds=self.settings.body_seconds)
+    async def _request(self, exchange: "Exchange", protocol: AgentProtocol, session: GatewaySession) -> ChatRequest:
+        """Read and decode a request. A large one is decoded in a thread."""
+        body = await exchange.body(most=self.settings.max_body, seconds=self.settings.body_seconds)
+        if len(body) > _LARGE_BODY:
+            return await self._run_sync(protocol.request, body, session.answer_of)
+        return protocol.request(body, session.answer_of)
 
 
 def _model_card(name: str) -> dict[str, object]:
@@ -170,6 +179,7 @@ class _Endpoint:
         protocol = self.protocol or (Messages() if exchange.header("anthropic-version") else ChatCompletions())
         try:
             self._refuse_if_busy()
+            exchange.require_one_framing()
             self._refuse_other_methods(scope["method"])
             await self.handler(exchange, protocol)
         except BaseException as error:  # noqa: ASYNC103  a parser may be the user's, and raise any class
@@ -281,6 +291,12 @@ class Exchange:
         """Return the request's header of this lower-case name; empty if there is none."""
         wanted = name.encode()
         return next((value.decode("latin-1") for key, value in self.scope["headers"] if key.lower() == wanted), "")
+
+    def require_one_framing(self) -> None:
+        """Refuse a request that frames its body in two ways: a proxy may have believed the other one."""
+        if self.header("transfer-encoding") and self.header("content-length"):
+            headers = {**NO_RETRY, "connection": "close"}
+            raise Refusal(400, "the request has both transfer-encoding and content-length", headers)
 
     async def body(self, *, most: int, seconds: float) -> bytes:
         """Read the request's body.

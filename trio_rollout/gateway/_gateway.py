@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Protocol, TypeVar, final
 
 import attrs
-import httpx  # noqa: ASYNC127  the client users have
 import trio
 
 from .._core.sampling import SamplingParams
@@ -23,7 +22,7 @@ from ..tokenizer import Tokenizer, load_tokenizer
 from ._app import App
 from ._conversation import Conversation
 from ._http_server import bind, serve_app, url_of
-from ._parsers import Parser, parser_of
+from ._parsers import Parser, client_of, parser_of
 from ._sampling import Sampler
 from ._session import GatewaySession, SessionDirectory, Tombstones
 from ._settings import GatewaySettings
@@ -58,7 +57,7 @@ async def open_gateway(
       OSError: the port is taken.
     """
     loaded = await run_in_thread(load_tokenizer, tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
-    async with httpx.AsyncClient(timeout=30.0) as client:
+    async with client_of(servers) as client:
         limits = ContextLimits(length=settings.context_length)
         if parser is None:
             parser, limits = await parser_of(servers, client, settings)
@@ -102,7 +101,7 @@ class AgentGateway:
     def __attrs_post_init__(self) -> None:
         tombstones = Tombstones(self._settings.tombstones, self._settings.tombstone_seconds)
         self.directory = SessionDirectory(tombstones)
-        self.app = App(self.directory, self._settings)
+        self.app = App(self.directory, self._settings, self._run_sync)
 
     def __repr__(self) -> str:
         return f"<AgentGateway {self.url} {len(self.directory)} sessions, {self.app.requests} requests>"

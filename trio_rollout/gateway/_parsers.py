@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, final
+from typing import Any, Final, Protocol, final, runtime_checkable
 
 import attrs
 import httpx  # noqa: ASYNC127  the client users have
@@ -13,6 +13,10 @@ from ..abc import InferenceServers
 from ..errors import ServerError
 from ._settings import GatewaySettings
 from ._values import ContextLimits, Tool
+
+_WINDOW_S: Final = (
+    300.0  # a weight update pauses the servers, and an answer that was sampled before it has to be parsed
+)
 
 
 @final
@@ -87,6 +91,7 @@ class ServerParser:
 
     servers: InferenceServers
     client: httpx.AsyncClient
+    """See ``client_of``."""
     tool_parser: str | None
     reasoning_parser: str | None
     _turn: Iterator[int] = attrs.field(factory=itertools.count, init=False)
@@ -132,9 +137,26 @@ class ServerParser:
 
     def _urls(self) -> list[str]:
         """Return the usable servers, each time with another one first."""
-        urls = [server.url for server in self.servers.statistics().servers if server.usable]
+        every = self.servers.statistics().servers
+        urls = [server.url for server in every if server.usable] or [server.url for server in every]
         first = next(self._turn) % len(urls) if urls else 0
         return urls[first:] + urls[:first]
+
+
+@runtime_checkable
+class _Reachable(Protocol):
+    """Servers that can be reached over their client's own connections, as ``SGLangServers`` can."""
+
+    def httpx_transport(self) -> httpx.AsyncBaseTransport: ...
+
+
+def client_of(servers: InferenceServers) -> httpx.AsyncClient:
+    """Return a client for calls to the servers' parsers: over the servers' own connections, with their key.
+
+    No proxy that the environment names is used. A call waits for a server that is paused.
+    """
+    transport = servers.httpx_transport() if isinstance(servers, _Reachable) else None
+    return httpx.AsyncClient(timeout=httpx.Timeout(30.0, pool=_WINDOW_S), transport=transport, trust_env=False)
 
 
 async def parser_of(

@@ -22,6 +22,8 @@ class GatewaySettings:
     - ``host`` and ``port`` (0: a free port): the address to listen on. Agents in containers need another host than
       loopback; ``public_url`` is then the URL that they are given.
     - ``max_body`` and ``max_head``: most bytes of a request's body and head. ``max_requests``: most requests at once.
+      ``max_connections``: most connections; None takes half of the files that the process may open. A newcomer beyond that
+      closes the connection that has been idle for longest, or is refused with 503 if there is none.
     - ``max_turns``: most turns of a session; a turn whose client left does not count. ``max_concurrent_turns``: most
       turns of a session that are sampled at once. Up to ``max_waiting_turns`` more wait for their place, each for
       ``wait_seconds``; beyond that they are refused with 429. ``drain``: time that running turns have to finish when a session is closed.
@@ -49,6 +51,7 @@ class GatewaySettings:
     max_body: int = attrs.field(default=32 * 1024 * 1024, validator=whole(1))
     max_head: int = attrs.field(default=64 * 1024, validator=whole(1024))
     max_requests: int = attrs.field(default=4096, validator=whole(1))
+    max_connections: int | None = attrs.field(default=None, validator=_optional_whole)
     max_turns: int | None = attrs.field(default=None, validator=_optional_whole)
     max_concurrent_turns: int = attrs.field(default=16, validator=whole(1))
     max_waiting_turns: int = attrs.field(default=1024, validator=whole(0))

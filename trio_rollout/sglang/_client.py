@@ -212,7 +212,7 @@ class SGLangServers:
         ``openai.AsyncOpenAI(base_url="http://servers/v1", http_client=httpx2.AsyncClient(transport=...))``. The host
         ``servers`` stands for the least loaded of them, a server's own URL for itself; everything else is refused. Nothing is
         sent to a paused or lost server: a request waits. A stream of events comes as it is sent, every other answer is read
-        whole first. The connection of a request or a stream that is cancelled or left is closed: only ``generate`` knows
+        whole first. ``ServerSettings.api_key`` is sent unless the request has its own. The connection of a request or a stream that is cancelled or left is closed: only ``generate`` knows
         how to abort.
         """
         return ServersTransport(self._fleet)
@@ -308,6 +308,8 @@ class ServersTransport(httpx.AsyncBaseTransport):
           PoolTimeout, ReadTimeout, ConnectError, ReadError, RemoteProtocolError: as the library's own transport would.
         """
         server = await self._server_for(request)
+        if key := server.client.headers.get("authorization"):
+            request.headers.setdefault("authorization", key)
         # Counted like a generation: the next choice sees it, and a look for orphans does not take it for one.
         server.in_flight += 1
         server.sent += 1
