@@ -5,7 +5,7 @@ here a second time, where they are: in the tries under way, in the recorded turn
 only lack a reward.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NoReturn, final
 
 import attrs
@@ -22,18 +22,17 @@ from ...engine._slots import Slots
 _UNDER_WAY = frozenset({SampleState.RUNNING, SampleState.RESTING})
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class _Seen:
-    """The samples of one group at a step: the group's state, and the state and the tokens of each sample."""
+    """The samples of one group when something had changed: the group's state, and the state and the tokens of each sample.
+
+    ``kept`` is the number of tokens of samples that are finished, or only lack a reward.
+    """
 
     state: State
-    samples: tuple[SampleState, ...]
-    tokens: tuple[int, ...]
-
-    @property
-    def kept(self) -> int:
-        """The number of tokens of samples that are finished, or only lack a reward."""
-        return sum(self.tokens)
+    samples: Sequence[SampleState]
+    tokens: Sequence[int]
+    kept: int
 
     def unfinished_since(self, before: "_Seen") -> Iterator[int]:
         """Yield the indices of samples that were finished then and are not any more."""
@@ -65,19 +64,17 @@ class Conservation:
             self._fail(f"{len(state.running)} attempts at {state.book.count(State.RUNNING)} running groups")
         kept, turns = 0, state.context.settings.resume is Resume.TURNS
         for entry in state.book.entries(State.WAITING, State.RUNNING, State.READY):
-            now = _Seen(
-                entry.state,
-                tuple([sample.state for sample in entry.samples]),
-                tuple([sample.tokens for sample in entry.samples]),
-            )
-            seen = self._seen.get(entry.id)
-            if seen != now:
-                self._look(entry, now, seen)
-            kept += now.kept + (_left_turns(entry) if turns else 0)
+            samples, tokens, seen = [], [], self._seen.get(entry.id)
+            for sample in entry.samples:
+                samples.append(sample.state)
+                tokens.append(sample.tokens)
+            if seen is None or samples != seen.samples or tokens != seen.tokens or entry.state is not seen.state:
+                seen = self._look(entry, _Seen(entry.state, samples, tokens, sum(tokens)), seen)
+            kept += seen.kept + (_left_turns(entry) if turns else 0)
         self._check_tokens(kept, self._tokens_of_tries(state.running, state.slots))
         self._tokens_of_tries(state.evaluations, state.evaluation_slots)
 
-    def _look(self, entry: Entry, now: _Seen, before: _Seen | None) -> None:
+    def _look(self, entry: Entry, now: _Seen, before: _Seen | None) -> _Seen:
         """Check a group in which something has changed since the last step."""
         samples = now.samples
         if any(sample.trajectory is None for sample in entry.samples if _must_have(sample)):
@@ -93,6 +90,7 @@ class Conservation:
                 self._fail(f"group {entry.id}: finished samples {lost} are missing again")
             self._too_old += sum(before.tokens[index] for index in lost)
         self._seen[entry.id] = now
+        return now
 
     def _tokens_of_tries(self, attempts: RunningAttempts, slots: Slots) -> int:
         """Return the number of tokens in the tries under way; each try is one of a running sample, in a slot."""
