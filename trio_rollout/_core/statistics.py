@@ -61,6 +61,8 @@ class EngineStatistics:
     """Requests that a server was still running when the time for their abort was over."""
     running_rollouts: int
     max_running: int
+    rollouts: int = 0
+    """Rollouts that began: tries at samples. Like ``generated_tokens`` those of this engine."""
     generated_tokens: int
     """Tokens sampled by finished turns, whatever became of their tries."""
     weight_version: int

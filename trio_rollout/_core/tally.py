@@ -19,6 +19,7 @@ from .statistics import Counts, TokenCounts
 class Tally:
     """Counts tries by the cause that ended them, and tokens by what became of them."""
 
+    tries: int = attrs.field(default=0, init=False)
     sampled: int = attrs.field(default=0, init=False)
     recovered: int = attrs.field(default=0, init=False)
     retries: dict[Cause, int] = attrs.field(factory=lambda: dict.fromkeys(Cause, 0), init=False)

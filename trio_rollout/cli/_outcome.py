@@ -33,8 +33,8 @@ class Ending(enum.Enum):
 class Outcome:
     """The outcome of a run: its last counts, the quarantined groups, the rewards.
 
-    ``statistics`` and ``quarantined`` count from the beginning of the ledger; ``rollouts``, ``tokens`` and ``rewards`` are
-    those of this run.
+    ``statistics`` and ``quarantined`` count from the beginning of the ledger; ``rollouts`` (those that began), ``scored`` (those
+    of finished groups), ``tokens`` and ``rewards`` are those of this run.
     """
 
     ending: Ending
@@ -42,6 +42,7 @@ class Outcome:
     quarantined: tuple[QuarantineReport, ...]
     total: int | None
     rollouts: int
+    scored: int
     tokens: int
     rewards: Mapping[str, float]
     elapsed_s: float
@@ -81,6 +82,7 @@ def finished_before(past: Recovered, *, total: int, out: Path) -> Outcome:
         quarantined=past.quarantined,
         total=total,
         rollouts=0,
+        scored=0,
         tokens=0,
         rewards={},
         elapsed_s=0.0,
@@ -105,6 +107,8 @@ def _rows(outcome: Outcome) -> Iterator[tuple[str, str]]:
         yield "groups filtered", str(counts.filtered)
     yield "groups quarantined", str(counts.quarantined)
     yield "rollouts in this run", str(outcome.rollouts)
+    if outcome.scored != outcome.rollouts:  # of quarantined groups, tried again, or finished by an earlier run
+        yield "rollouts of scored groups", str(outcome.scored)
     for name, mean in outcome.rewards.items():
         yield f"mean {name} in this run", f"{mean:.4f}"
     yield "tokens in this run", f"{outcome.tokens:,}"
@@ -148,7 +152,7 @@ def closing_lines(outcome: Outcome) -> Iterator[str]:
     left = "an unknown number of groups is" if undone is None else f"{undone} of {outcome.total} groups are"
     yield (
         f"{outcome.ending.value}: {left} left to do. Run the same command again to resume in {outcome.out}: finished groups "
-        "are skipped, quarantined groups stay quarantined"
+        "are skipped, quarantined groups stay quarantined unless --retry-quarantined is given"
     )
 
 

@@ -110,7 +110,8 @@ async def _finished(job: Job, total: int | None) -> Outcome | None:
         return None
     async with open_ledger(job.options.out, keep_acked=True, settings=job.identity) as ledger:
         past = await ledger.begin(identity_of(job.source, job.settings))
-    done = past.acked + past.filtered + len(past.quarantined)
+    again = sum(report.attempts > 0 for report in past.quarantined) if job.options.retry_quarantined else 0
+    done = past.acked + past.filtered + len(past.quarantined) - again
     return None if done < total else finished_before(past, total=total, out=job.options.out)
 
 
@@ -187,7 +188,8 @@ class _Run:
             statistics=counts,
             quarantined=tuple(self.engine.quarantined()),
             total=self.meter.total,
-            rollouts=self.tally.rollouts,
+            rollouts=counts.rollouts,
+            scored=self.tally.rollouts,
             tokens=counts.generated_tokens,
             rewards=self.tally.means(),
             elapsed_s=elapsed_s,

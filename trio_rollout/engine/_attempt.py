@@ -180,7 +180,7 @@ class SampleTry:
         shown = leaves[0] if permanent or cause is not Cause.ERROR else error
         failure = failure_of(shown, cause, group=self.id, attempt=self.attempt.number)
         if isinstance(error, FailedElsewhere):
-            unscored = unscored or error.unscored
+            self.sampled = unscored = unscored or error.unscored
         self._end = TryFailed(cause, failure, permanent or unscored is not None, unscored)
 
     def claim(self, trajectory: Trajectory) -> bool:
@@ -311,6 +311,7 @@ class Attempt:
     def begin_try(self, index: int, seconds: float | None) -> SampleTry:
         """Begin a try at a sample, which may take so many seconds. Its end must be noted with ``end_try``."""
         self.samples.start(index)
+        self.tally.tries += 1
         this = SampleTry(self, index, self.samples[index].tries, trio.CancelScope(deadline=deadline_after(seconds)))
         self.tries[index] = this
         return this

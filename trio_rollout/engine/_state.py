@@ -224,6 +224,7 @@ class EngineState:
             orphans=servers.orphans - self.servers_before.orphans,
             running_rollouts=self.slots.in_use,
             max_running=self.slots.total,
+            rollouts=self.tally.tries,
             generated_tokens=self.tally.sampled,
             weight_version=self.context.gate.version,
         )

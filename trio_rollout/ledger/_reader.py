@@ -170,6 +170,20 @@ class LedgerReader:
         """Yield the last groups that were acked or filtered and not kept, in the order of their ends; older ones are counted."""
         return map(_summary, self._pages(_ENDED_ROWS, states))
 
+    def rescoring(self) -> str | None:
+        """Return the name of the reward with which the groups are being scored again; None if they are not."""
+        found = _schema.under_way(self._db)
+        return str(found["reward"]) if found.get("open") else None
+
+    def forgotten(self) -> int:
+        """Return the number of groups that were acked or filtered, and of which nothing is left but their count."""
+        counts = self.counts()
+        query = (
+            "SELECT (SELECT count(*) FROM groups WHERE state IN ('acked', 'filtered')) + (SELECT count(*) FROM ended)"
+        )
+        ((known,),) = self._db.execute(query)
+        return counts[State.ACKED] + counts[State.FILTERED] - int(known)
+
     def _rows(self, states: tuple[State, ...]) -> Iterator[tuple[Any, ...]]:
         return self._pages(_ROWS, states)
 
