@@ -28,6 +28,7 @@ def finished(statistics_of):
         quarantined=(),
         total=10,
         rollouts=40,
+        scored=40,
         tokens=8000,
         rewards={"reward": 0.25},
         elapsed_s=20.0,
@@ -65,7 +66,7 @@ def test_an_interrupt_takes_precedence_over_quarantined_groups_and_says_how_to_r
     assert exit_status(outcome) == 130
     assert list(closing_lines(outcome))[-1] == (
         f"{ending.value}: 4 of 10 groups are left to do. Run the same command again to resume in runs/demo: finished groups "
-        "are skipped, quarantined groups stay quarantined"
+        "are skipped, quarantined groups stay quarantined unless --retry-quarantined is given"
     )
 
 
