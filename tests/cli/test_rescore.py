@@ -89,7 +89,7 @@ class Place:
 
     @contextmanager
     def rescoring(self, *arguments):
-        """Run it in the background, in a process group of its own; kill that on leaving."""
+        """Run it in the background, in a separate process group; kill that on leaving."""
         with subprocess.Popen(
             [*COMMAND, "rescore", "out", *map(str, arguments)],
             cwd=self.path,
