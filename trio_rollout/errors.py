@@ -119,12 +119,21 @@ class FailedElsewhere(RolloutError):
     service of a Ray cluster. Without a ``failure`` it is an error of user code.
     """
 
-    def __init__(self, message: str, *, failure: "Failure | None" = None, unscored: "Trajectory | None" = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        failure: "Failure | None" = None,
+        unscored: "Trajectory | None" = None,
+        unscorable: bool = False,
+    ) -> None:
         super().__init__(message)
         self.failure = failure
         """The failure there: cause, class, message and traceback are kept."""
         self.unscored = unscored
-        """The trajectory whose scorer failed for good: its tokens are kept, and it is not sampled again."""
+        """The trajectory, if only its reward is missing: its tokens are kept, and the next try only scores it."""
+        self.unscorable = unscorable
+        """Its scorer has failed for good, so there is no next try."""
 
 
 class RewardError(RolloutError):

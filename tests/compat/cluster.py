@@ -75,7 +75,7 @@ class Local:
         finally:
             self._running -= 1
         if not settled or dead.is_set():
-            self.lost += lease.group is None
+            self.lost += lease.sampled is None
             raise NodeLost(f"{self.name} was killed")
         return settled[0]
 
@@ -100,7 +100,13 @@ async def cluster(count, *, nodes=3, settings=SETTINGS, service=None, seconds=1.
             await nursery.start(node.serve, settings)
         stack.callback(nursery.cancel_scope.cancel)
         opened = open_lease_service(
-            locals_, lambda: IterableSource(prompts(count)), settings=settings, holder="first", **(service or {})
+            locals_,
+            lambda: IterableSource(prompts(count)),
+            settings=settings,
+            holder="first",
+            scores_samples="reward" in more,
+            scores_groups="group_reward" in more,
+            **(service or {}),
         )
         yield await stack.enter_async_context(opened), locals_
 

@@ -109,7 +109,7 @@ async def losing_a_node(arm):
         nodes[0].kill()
 
     settings = attrs.evolve(EIGHT, samples_per_prompt=3, max_running=6)
-    parts = {"generate": generate, "group_reward": group_reward, "service": {"scores_groups": True}}
+    parts = {"generate": generate, "group_reward": group_reward}
     async with cluster(4, nodes=2, settings=settings, **parts) as (service, nodes), trio.open_nursery() as nursery:
         nursery.start_soon(kill_one)
         groups = await groups_of(service)
@@ -263,6 +263,40 @@ async def test_a_failure_on_a_node_costs_what_it_costs_in_one_engine(what, times
     assert await lent(settings, servers, generate=generate) == here
 
 
+async def test_a_sample_that_is_cut_while_it_is_scored_is_only_scored_again(caplog):
+    """By any node, if need be twice; its first scorer hangs until the rollout's deadline, the next two are lost."""
+
+    def scripted():
+        calls, left = [], ["hang", ValueError("once"), MyOutage("judge")]
+
+        async def generate(prompt, rollout):
+            calls.append(rollout.index)
+            return rollout.finish([await rollout.generate(rollout.input)])
+
+        async def reward(trajectory):
+            assert trajectory.prompt.epoch == 0
+            if trajectory.index != 1 or not left:
+                return 1.0
+            failure = left.pop(0)
+            if failure == "hang":
+                await trio.sleep_forever()
+            raise failure
+
+        return calls, generate, reward
+
+    deadlines = Deadlines(rollout=20, reward=None, group=None)
+    settings = attrs.evolve(EIGHT, samples_per_prompt=3, retry=Retry(jitter=0), deadlines=deadlines)
+    calls, generate, reward = scripted()
+    here = await locally(generate, FakeServers(), settings, reward=reward)
+    assert sorted(calls) == [0, 1, 2]
+    calls, generate, reward = scripted()
+    there = await lent(settings, [], generate=generate, reward=reward)
+    assert sorted(calls) == [0, 1, 2]
+    assert there == here
+    assert there[0] == {Cause.DEADLINE: 1}
+    assert (there[1].delivered, there[1].wasted_total) == (3 * 4, 0)
+
+
 @pytest.mark.parametrize("error", [ValueError("no number"), MyOutage("judge")])
 async def test_a_scorer_that_fails_for_good_keeps_the_tokens_for_another_scorer(
     error, tmp_path, autojump_clock, caplog
@@ -312,7 +346,7 @@ async def test_the_group_reward_sees_the_whole_group_and_its_failures_cost_no_sa
         assert group.id.epoch == group.prompt.epoch == 0
         return np.array([0.0, 2.0])
 
-    more = {"group_reward": group_reward, "service": {"scores_groups": True}}
+    more = {"group_reward": group_reward}
     settings = attrs.evolve(SETTINGS, retry=Retry(jitter=0, max_attempts=2))
     async with cluster(4, nodes=2, settings=settings, **more) as (service, running):
         groups = await groups_of(service)
@@ -328,7 +362,7 @@ async def test_a_group_reward_that_fails_for_good_quarantines_its_group_with_the
     async def group_reward(group):
         raise KeyError("no such column")
 
-    more = {"group_reward": group_reward, "service": {"scores_groups": True}}
+    more = {"group_reward": group_reward}
     async with cluster(1, **more) as (service, _):
         assert await groups_of(service) == []
         (report,) = await service.quarantined()

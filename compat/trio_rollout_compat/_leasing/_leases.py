@@ -31,9 +31,9 @@ class NodeLost(InfrastructureError):
 
 @attrs.frozen(kw_only=True)
 class Lease:
-    """One try at one sample of a group, for a node to run; or, with ``group``, a finished group that is to get its group reward.
+    """One try at one sample of a group, for a node to run; or, with ``sampled``, something that a node is only to score.
 
-    ``holder`` names the service that lent it, a new name after each restart; ``number`` is unique for that holder.
+    ``sampled`` is a trajectory that lacks a reward, or a finished group that is to get its group reward. ``holder`` names the service that lent it, a new name after each restart; ``number`` is unique for that holder.
     ``attempt`` is the number of the try, from 1.
     """
 
@@ -42,10 +42,10 @@ class Lease:
     prompt: Prompt
     index: int = 0
     attempt: int = 1
-    group: Group | None = None
+    sampled: Trajectory | Group | None = None
 
     def __str__(self) -> str:
-        what = f"sample {self.index}" if self.group is None else "group reward"
+        what = "group reward" if isinstance(self.sampled, Group) else f"sample {self.index}"
         return f"lease {self.number} of group {self.prompt.group_id}, {what}"
 
     def at_home(self, trajectory: Trajectory) -> Trajectory:
@@ -55,15 +55,16 @@ class Lease:
 
 @attrs.frozen(kw_only=True)
 class Settled:
-    """The outcome of a lease on its node: a scored trajectory, or the answer of the group reward, or a failure.
+    """The outcome of a lease on its node: a scored trajectory, or a scorer's answer, or a failure.
 
-    With a failure and a trajectory the scorer has failed for good. ``rejected``: no server takes the input. ``tokens`` is
-    the number of tokens that were sampled.
+    With a failure and a trajectory only the reward is missing; ``unscorable``: its scorer has failed for good.
+    ``rejected``: no server takes the input. ``tokens`` is the number of tokens that were sampled.
     """
 
     trajectory: Trajectory | None = None
-    scores: object = None
+    score: object = None
     failure: Failure | None = None
+    unscorable: bool = False
     rejected: bool = False
     tokens: int = 0
 
@@ -78,7 +79,9 @@ class Settled:
             return
         if self.rejected:
             raise RequestRejected(self.failure.message)
-        raise FailedElsewhere(str(self.failure), failure=self.failure, unscored=self.trajectory)
+        raise FailedElsewhere(
+            str(self.failure), failure=self.failure, unscored=self.trajectory, unscorable=self.unscorable
+        )
 
 
 class Worker(Protocol):
@@ -195,17 +198,19 @@ class Leases:
 
         return await self._settled(place, lease, over)
 
-    async def scores(self, group: Group) -> Settled:
-        """Have some node score a finished group, and return the outcome. Needs no room there; otherwise like ``sample``.
+    async def score(self, sampled: Trajectory | Group) -> Settled:
+        """Have some node score this, and return the outcome. Needs no room there; otherwise like ``sample``.
 
         Raises:
           NodeLost: the node is gone, or no node can be used at the moment.
         """
+        index = sampled.index if isinstance(sampled, Trajectory) else 0
+        number, prompt = next(self._numbers), sampled.prompt
+        lease = Lease(holder=self.holder, number=number, prompt=prompt, index=index, sampled=sampled)
         if not self._places:
             await trio.lowlevel.checkpoint()
-            raise NodeLost(f"group reward of {group.id}: no node can be used at the moment")
+            raise NodeLost(f"{lease}: no node can be used at the moment")
         place = max(self._places, key=lambda place: place.free)
-        lease = Lease(holder=self.holder, number=next(self._numbers), prompt=group.prompt, group=group)
         return await self._settled(place, lease, lambda _: None)
 
     async def _settled(self, place: _Place, lease: Lease, over: Callable[[Settled], None]) -> Settled:

@@ -8,7 +8,7 @@ Decision: docs/decisions/0017-a-cluster-is-an-engine-that-lends.md.
 
 import itertools
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias, cast, final
@@ -186,10 +186,10 @@ class _Held:
         self.settled = attrs.evolve(settled, tokens=0 if self.rollout is None else self.rollout.new_tokens)
         self.over.set()
 
-    def failed_for_good(self, failure: Failure) -> Settled:
-        """Return the outcome of a sample that its node has given up: its input is wrong, its scorer failed, or a try is all it has."""
-        unscored = self.sampled if failure.cause in _SCORERS else None
-        return Settled(failure=failure, trajectory=unscored, rejected=self.rejected)
+    def failed(self, failure: Failure, *, for_good: bool) -> Settled:
+        """Return the outcome of a failed try. What was sampled goes along: ``for_good``, and its scorer may have failed for good."""
+        unscorable = for_good and self.sampled is not None and failure.cause in _SCORERS
+        return Settled(failure=failure, trajectory=self.sampled, unscorable=unscorable, rejected=self.rejected)
 
 
 @final
@@ -212,8 +212,8 @@ class Node:
         number, held = next(self._numbers), _Held(lease)
         self._held[number] = held
         try:
-            if lease.group is not None:
-                self._settle(number, await self._scored(held, lease.group))
+            if lease.sampled is not None:
+                self._settle(number, await self._scored(held, lease.sampled))
             else:
                 self._queue.append(number)
                 self._changed.notify()
@@ -223,15 +223,20 @@ class Node:
                 self._revoke(number)
         return held.settled
 
-    async def _scored(self, held: _Held, group: Group) -> Settled:
+    async def _scored(self, held: _Held, sampled: Trajectory | Group) -> Settled:
         try:
             with trio.CancelScope() as scope, held.running(scope):
-                return Settled(scores=await (self.parts.group_reward or _refuse_to_score)(group))
+                return Settled(score=await self._score_of(sampled))
         except BaseException as error:  # noqa: ASYNC103  the boundary of user code, whatever class it raises
             if ends_the_process(error):
                 raise
             return Settled(failure=failure_of(error, cause_of(error, self.infrastructure)))  # noqa: ASYNC104  no Cancelled
         return Settled()
+
+    def _score_of(self, sampled: Trajectory | Group) -> Awaitable[object]:
+        if isinstance(sampled, Group):
+            return (self.parts.group_reward or _refuse_to_score)(sampled)
+        return (self.parts.reward or _refuse_to_score)(sampled)
 
     def revoke(self, holder: str, number: int) -> None:
         """End a lease soon, if it is still held: its result is no longer wanted."""
@@ -312,18 +317,19 @@ class Node:
         """Call the user's reward, with prompt and index as they were lent."""
         held = self._wanted(trajectory.prompt)
         if held is not None and self.parts.reward is not None:
-            held.sampled = held.lease.at_home(trajectory)
+            lent = held.lease.at_home(trajectory)
+            held.sampled = attrs.evolve(lent, reward=None)
             with trio.CancelScope() as scope, held.running(scope):
-                return await self.parts.reward(held.sampled)
+                return await self.parts.reward(lent)
         await trio.lowlevel.checkpoint()
         return 0.0
 
     def event(self, event: Event, /) -> None:
         """Settle the lease of a sample whose try has failed: the node is its engine's instrument."""
-        if isinstance(event, SampleRetried):
-            self._settle(event.id.epoch, Settled(failure=event.error))
-        elif isinstance(event, GroupQuarantined) and (held := self._held.get(event.id.epoch)) is not None:
-            self._settle(event.id.epoch, held.failed_for_good(event.report.error))
+        if isinstance(event, SampleRetried | GroupQuarantined) and (held := self._held.get(event.id.epoch)) is not None:
+            for_good = isinstance(event, GroupQuarantined)
+            failure = event.report.error if isinstance(event, GroupQuarantined) else event.error
+            self._settle(event.id.epoch, held.failed(failure, for_good=for_good))
 
     async def deliver(self, engine: RolloutEngine) -> None:
         """Settle the lease of each finished sample: the engine's trainer."""
@@ -333,9 +339,11 @@ class Node:
             await batch.ack()
 
 
-async def _refuse_to_score(group: Group) -> Sequence[Score]:
+async def _refuse_to_score(sampled: Trajectory | Group) -> object:
     await trio.lowlevel.checkpoint()
-    raise RewardError(f"group reward of {group.id}: this node has none, though another one has")
+    raise RewardError(
+        f"a {type(sampled).__name__} is to be scored, and this node has no scorer for it, though another one has"
+    )
 
 
 def _is_rejection(error: BaseException) -> bool:

@@ -89,7 +89,7 @@ class NoServers:
 @final
 @attrs.frozen(eq=False)
 class Lending:
-    """The service's generate function and group reward: lends each try at a sample, and each finished group, to a node."""
+    """The service's generate function and its rewards: lends each try at a sample to a node, and what is only to be scored."""
 
     _leases: Leases
 
@@ -104,11 +104,24 @@ class Lending:
         settled.raise_failure()
         return cast("Trajectory", settled.trajectory)
 
+    async def reward(self, trajectory: Trajectory, /) -> Score:
+        """Return the reward that the node gave; of a trajectory that lacks one, have some node score it.
+
+        Blocks, is cancelled and raises as a sample does.
+        """
+        if trajectory.reward is not None:
+            await trio.lowlevel.checkpoint()
+            return trajectory.reward
+        return cast("Score", await self._scored(trajectory))
+
     async def group_reward(self, group: Group, /) -> Sequence[Score]:
         """Have some node score a finished group. Blocks, is cancelled and raises as a sample does."""
-        settled = await self._leases.scores(group)
+        return cast("Sequence[Score]", await self._scored(group))
+
+    async def _scored(self, sampled: Trajectory | Group) -> object:
+        settled = await self._leases.score(sampled)
         settled.raise_failure()
-        return cast("Sequence[Score]", settled.scores)
+        return settled.score
 
 
 @attrs.frozen(kw_only=True)
@@ -205,11 +218,12 @@ async def open_lease_service(
     holder: str,
     ledger: Path | None = None,
     group_filter: GroupFilter | None = None,
+    scores_samples: bool = False,
     scores_groups: bool = False,
 ) -> AsyncGenerator[LeaseService]:
     """Open source, ledger and engine of the service. Leaving drains, within ``Deadlines.drain``.
 
-    ``scores_groups``: the nodes have a group reward.
+    ``scores_samples``: the nodes have a reward; ``scores_groups``: they have a group reward.
     """
     async with AsyncExitStack() as stack:
         opened = None if ledger is None else await stack.enter_async_context(open_ledger(ledger))
@@ -222,6 +236,7 @@ async def open_lease_service(
                 open_source(),
                 lending,
                 servers=NoServers(),
+                reward=lending.reward if scores_samples else None,
                 group_reward=lending.group_reward if scores_groups else None,
                 group_filter=group_filter,
                 ledger=opened,

@@ -50,10 +50,14 @@ class NodeActor:
         lifespan = functools.partial(open_node, open_parts, settings)
         self._thread = EngineThread(lifespan, name="trio-rollout node", grace=grace).start()
 
-    async def adopt(self, holder: str) -> bool:
-        """Accept leases of this holder, revoke those of the service before it was restarted. True: it has a group reward."""
+    async def adopt(self, holder: str) -> tuple[bool, bool]:
+        """Accept leases of this holder, revoke those of the service before it was restarted.
+
+        Return two facts of the node: it has a reward, and it has a group reward.
+        """
         await self._thread.acall(_later, functools.partial(self._thread.value.adopt, holder))
-        return self._thread.value.parts.group_reward is not None
+        parts = self._thread.value.parts
+        return parts.reward is not None, parts.group_reward is not None
 
     async def run(self, lease: Lease) -> Settled:
         """Run a lease and return its outcome."""

@@ -281,9 +281,9 @@ def _start_service(
     options: Mapping[str, Any],
 ) -> Any:
     """Start the lease service over these nodes, once they are ready. Ray restarts it only if it has a ledger to go on from."""
-    scores_groups = any(ray.get([actor.adopt.remote("") for actor in actors]))
+    samples, groups = map(any, zip(*ray.get([actor.adopt.remote("") for actor in actors]), strict=True))
     lasting = {"max_restarts": 0 if ledger is None else -1, "num_cpus": 0, **options}
     named = [(f"node {number}", actor) for number, actor in enumerate(actors)]
     path = None if ledger is None else Path(ledger).absolute()
     make = ray.remote(ServiceActor).options(**lasting)
-    return make.remote(named, open_source, ledger=path, scores_groups=scores_groups, **parts)
+    return make.remote(named, open_source, ledger=path, scores_samples=samples, scores_groups=groups, **parts)
