@@ -3,6 +3,7 @@
 ``open_ledger`` writes a ledger, ``read_ledger`` reads one, also while a run writes it.
 """
 
+from .._core.lifecycle import State
 from ._group_commit import BatchLimits
 from ._open import DiskLedger, open_ledger
 from ._reader import GroupSummary, LedgerReader, read_ledger
@@ -16,6 +17,7 @@ __all__ = [
     "GroupSamples",
     "GroupSummary",
     "LedgerReader",
+    "State",
     "open_ledger",
     "read_ledger",
 ]
