@@ -7,7 +7,7 @@ import attrs
 import pytest
 import trio
 
-from trio_rollout import Keep
+from trio_rollout import Keep, Resume
 from trio_rollout.errors import EndOfData, RolloutError
 from trio_rollout.sources import IterableSource
 from trio_rollout.testing import Fail, FakeServers, Say, cancel_everywhere, is_conserved, prompts, throw_everywhere
@@ -72,6 +72,7 @@ VARIANTS = {
     "slow consumer": {"pause": 7.0},
     "full buffer": {"pause": 7.0, "max_ready": 1, "max_running": 8},
     "faults": {"plan": faulty, "max_running": 8},
+    "faults, turns come back": {"plan": faulty, "max_running": 8, "resume": Resume.TURNS},
 }
 COUNT = 5
 

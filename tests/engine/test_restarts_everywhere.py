@@ -7,6 +7,7 @@ import attrs
 import pytest
 import trio
 
+from trio_rollout import Resume
 from trio_rollout.errors import EndOfData
 from trio_rollout.testing import Fail, Say, cancel_everywhere, is_conserved
 
@@ -50,6 +51,7 @@ VARIANTS = {
     "slow consumer": {"pause": 5.0},
     "full buffer": {"pause": 5.0, "max_ready": 1, "max_running": 8},
     "faults": {"plan": faulty},
+    "faults, turns come back": {"plan": faulty, "resume": Resume.TURNS},
 }
 
 
