@@ -71,7 +71,9 @@ def _outcome(child: "subprocess.Popen[str]", seconds: float) -> dict[str, Any]:
         child.communicate()
         return {"failed": f"no result within {seconds:g} s"}
     lines = [line for line in out.splitlines() if line.startswith("{")]
-    if child.returncode or not lines:
+    if child.returncode == 0 and not lines:
+        return {"failed": "the process ended with status 0, before its job did"}
+    if child.returncode:
         return {"failed": f"exit code {child.returncode}: {errors.strip()[-_SAID:]}"}
     figures: dict[str, Any] = json.loads(lines[-1])
     return figures
