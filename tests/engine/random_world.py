@@ -35,10 +35,15 @@ FAULTS = {
 
 @attrs.define
 class Finished:
-    """An instrument that notes the samples that are finished, and those of them that are sampled again."""
+    """An instrument that notes the samples that are finished, and those of them that are sampled again.
 
+    ``turns`` are those of each sample; ``given_back`` counts the recorded ones.
+    """
+
+    turns: int = 1
     samples: set = attrs.field(factory=set)
     again: list = attrs.field(factory=list)
+    given_back: int = 0
 
     def event(self, event):
         if isinstance(event, SampleFinished):
@@ -47,7 +52,14 @@ class Finished:
     async def generate(self, prompt, rollout):
         if (prompt.group_id, rollout.index) in self.samples:
             self.again.append((prompt.id, rollout.index))
-        return await SingleTurn(SamplingParams(max_new_tokens=8))(prompt, rollout)
+        if self.turns == 1:
+            return await SingleTurn(SamplingParams(max_new_tokens=8))(prompt, rollout)
+        turns, ids = [], list(rollout.input)
+        for _ in range(self.turns):
+            self.given_back += rollout.replaying
+            turns.append(await rollout.generate(ids, SamplingParams(max_new_tokens=8)))
+            ids = [*turns[-1].prompt_ids, *turns[-1].output_ids, 9]
+        return rollout.finish(turns)
 
 
 @attrs.define
@@ -127,6 +139,8 @@ async def live(seed, invariants, *, count=20):
     async def group_filter(group):
         return Drop("drawn") if rng.random() < 0.1 else Keep()
 
+    settings = draw_settings(rng, seed)
+    story.finished.turns = 3 if settings.resume is Resume.TURNS else 1
     servers, source = FakeServers(plan=plan, ports=Ports(random.Random(seed))), Noting(count, story)
     async with open_rollout_engine(
         source,
@@ -134,7 +148,7 @@ async def live(seed, invariants, *, count=20):
         servers=servers,
         reward=reward,
         group_filter=group_filter,
-        settings=draw_settings(rng, seed),
+        settings=settings,
         ports=Ports(random.Random(seed)),
         instruments=[story.finished],
     ) as engine:

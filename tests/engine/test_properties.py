@@ -34,6 +34,7 @@ def test_every_cause_is_met_and_every_ending_seen():
     assert any(story.drained and story.returned for story in stories)
     assert any(story.quarantined for story in stories)
     assert any(story.counts.filtered for story in stories)
+    assert sum(story.finished.given_back for story in stories) > 50
 
 
 def test_the_same_seed_gives_the_same_run():
