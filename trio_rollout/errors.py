@@ -125,15 +125,15 @@ class FailedElsewhere(RolloutError):
         *,
         failure: "Failure | None" = None,
         unscored: "Trajectory | None" = None,
-        unscorable: bool = False,
+        permanent: bool = False,
     ) -> None:
         super().__init__(message)
         self.failure = failure
         """The failure there: cause, class, message and traceback are kept."""
         self.unscored = unscored
         """The trajectory, if only its reward is missing: its tokens are kept, and the next try only scores it."""
-        self.unscorable = unscorable
-        """Its scorer has failed for good, so there is no next try."""
+        self.permanent = permanent
+        """No other try can end differently: no server takes the input, or the scorer has failed for good."""
 
 
 class RewardError(RolloutError):

@@ -21,7 +21,7 @@ from trio_rollout import (
     open_ledger,
     open_rollout_engine,
 )
-from trio_rollout.errors import EndOfData, InfrastructureError, RequestRejected, SandboxLost, ServerLost
+from trio_rollout.errors import ContextFull, EndOfData, InfrastructureError, RequestRejected, SandboxLost, ServerLost
 from trio_rollout.ledger import read_ledger
 from trio_rollout.testing import HANG, FakeServers, Say, cancel_everywhere, is_conserved, prompts
 from trio_rollout_compat._leasing._service import open_lease_service
@@ -189,6 +189,7 @@ FAILURES = {
     "a sandbox": SandboxLost("gone"),
     "a server": ServerLost("gone"),
     "input": RequestRejected("too long"),
+    "a full context": ContextFull("no room"),
     "a group of errors": ExceptionGroup("two", [SandboxLost("gone"), SandboxLost("too")]),
     "a group of rejections": ExceptionGroup("two", [RequestRejected("a"), RequestRejected("b")]),
     "an exit": SystemExit(3),

@@ -179,9 +179,9 @@ class SampleTry:
         permanent = all(isinstance(leaf, RequestRejected) for leaf in leaves)
         shown = leaves[0] if permanent or cause is not Cause.ERROR else error
         failure = failure_of(shown, cause, group=self.id, attempt=self.attempt.number)
-        if isinstance(error, FailedElsewhere) and error.unscored is not None:
-            self.sampled = error.unscored
-            unscored = error.unscored if error.unscorable else None
+        if isinstance(error, FailedElsewhere) and unscored is None:
+            permanent, self.sampled = error.permanent, error.unscored
+            unscored = error.unscored if permanent else None
         self._end = TryFailed(cause, failure, permanent or unscored is not None, unscored)
 
     def claim(self, trajectory: Trajectory) -> bool:

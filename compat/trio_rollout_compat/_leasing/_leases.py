@@ -16,7 +16,7 @@ import attrs
 import trio
 
 from trio_rollout import Cause, Failure, Group, GroupId, Prompt, Trajectory
-from trio_rollout.errors import FailedElsewhere, InfrastructureError, RequestRejected, ServerError
+from trio_rollout.errors import FailedElsewhere, InfrastructureError, ServerError
 from trio_rollout.lowlevel import Condition, open_service_nursery
 
 _log: Final = logging.getLogger("trio_rollout.compat")
@@ -57,31 +57,26 @@ class Lease:
 class Settled:
     """The outcome of a lease on its node: a scored trajectory, or a scorer's answer, or a failure.
 
-    With a failure and a trajectory only the reward is missing; ``unscorable``: its scorer has failed for good.
-    ``rejected``: no server takes the input. ``tokens`` is the number of tokens that were sampled.
+    With a failure and a trajectory only the reward is missing. ``permanent``: no other try can end differently, because no
+    server takes the input, or the scorer has failed for good. ``tokens`` is the number of tokens that were sampled.
     """
 
     trajectory: Trajectory | None = None
     score: object = None
     failure: Failure | None = None
-    unscorable: bool = False
-    rejected: bool = False
+    permanent: bool = False
     tokens: int = 0
 
     def raise_failure(self) -> None:
         """Raise what the engine of the service is to count, if the lease failed on its node.
 
         Raises:
-          RequestRejected: no server takes the input.
-          FailedElsewhere: any other failure.
+          FailedElsewhere: the lease failed.
         """
-        if self.failure is None:
-            return
-        if self.rejected:
-            raise RequestRejected(self.failure.message)
-        raise FailedElsewhere(
-            str(self.failure), failure=self.failure, unscored=self.trajectory, unscorable=self.unscorable
-        )
+        if self.failure is not None:
+            raise FailedElsewhere(
+                str(self.failure), failure=self.failure, unscored=self.trajectory, permanent=self.permanent
+            )
 
 
 class Worker(Protocol):

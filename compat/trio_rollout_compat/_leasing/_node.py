@@ -189,7 +189,7 @@ class _Held:
     def failed(self, failure: Failure, *, for_good: bool) -> Settled:
         """Return the outcome of a failed try. What was sampled goes along: ``for_good``, and its scorer may have failed for good."""
         unscorable = for_good and self.sampled is not None and failure.cause in _SCORERS
-        return Settled(failure=failure, trajectory=self.sampled, unscorable=unscorable, rejected=self.rejected)
+        return Settled(failure=failure, trajectory=self.sampled, permanent=self.rejected or unscorable)
 
 
 @final

@@ -98,7 +98,7 @@ class Lending:
 
         Raises:
           NodeLost: the node is gone.
-          RequestRejected, FailedElsewhere: the try failed on its node.
+          FailedElsewhere: the try failed on its node.
         """
         settled = await self._leases.sample(prompt, rollout.index, rollout.attempt, rollout.note_tokens)
         settled.raise_failure()
