@@ -25,7 +25,7 @@ The names are imported when the first one is used: importing the engine takes ha
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ._core.enums import Cause, Leftovers, PauseMode, Resume, Status, Stop
+    from ._core.enums import CacheSalt, Cause, Leftovers, PauseMode, Resume, Status, Stop
     from ._core.sampling import SamplingParams
     from ._core.settings import Deadlines, Discard, EngineSettings, Pace, Retry, Staleness
     from ._core.statistics import EngineStatistics, ServerCounts, ServerStatistics
@@ -99,6 +99,7 @@ __all__ = [  # in the order a prompt travels
     "EngineStatistics",
     # weights
     "PauseMode",
+    "CacheSalt",
     "WeightUpdate",
 ]
 

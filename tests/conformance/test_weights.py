@@ -1,6 +1,19 @@
 """Other weights: which tokens they sampled can be told from the spans."""
 
+import httpx
 import pytest
+
+from trio_rollout import (
+    EngineSettings,
+    IterableSource,
+    PauseMode,
+    Prompt,
+    SamplingParams,
+    SingleTurn,
+    open_rollout_engine,
+    open_sglang_servers,
+)
+from trio_rollout.errors import ServerError
 
 from ._server import PROMPT, Server, tiles
 
@@ -82,3 +95,38 @@ async def test_weights_that_are_not_there_change_nothing(server: Server):
     assert response.json()["message"]
     assert await server.version() == before
     assert len((await server.generate(max_new_tokens=1, ignore_eos=True))["output_ids"]) == 1
+
+
+@pytest.mark.parametrize("checks", [True, False])
+async def test_f140c_a_push_in_place_with_the_default_body_is_told_to_leave_the_cache(
+    server: Server, caplog, checks: bool
+):
+    """It answers 400, the weights are new, and the server keeps the old name: the trainer is told to pass flush_cache=false."""
+    long = SingleTurn(SamplingParams(max_new_tokens=LENGTH, ignore_eos=True))
+    source = IterableSource([Prompt(id=str(number), input_ids=[5, 6, 7 + number]) for number in range(2)])
+    settings = EngineSettings(samples_per_prompt=2, max_running=4)
+    await load(server, 0, "30")
+
+    async def push(version: int, **more: object) -> None:
+        path = str(server.target.weights[1])
+        response = await server.post("/update_weights_from_disk", model_path=path, weight_version=str(version), **more)
+        if checks:
+            response.raise_for_status()
+
+    async with (
+        open_sglang_servers([server.target.url]) as servers,
+        open_rollout_engine(source, long, servers=servers, settings=settings) as engine,
+    ):
+        await server.until(lambda now: now["num_running_reqs"] == 4)
+        with pytest.raises(httpx.HTTPStatusError if checks else ServerError) as caught:
+            async with engine.weight_update(version=31, mode=PauseMode.IN_PLACE):
+                await push(31)
+        assert "flush_cache=false" in (caplog.text if checks else str(caught.value))
+        assert await server.version() == "30"
+        assert engine.weight_version == 30
+        async with engine.weight_update(version=32, mode=PauseMode.IN_PLACE):
+            await push(32, flush_cache=False)
+        batch = await engine.next_batch(2)
+        spans = [segment.versions for group in batch.groups for row in group.trajectories for segment in row.segments]
+        assert {span[-1].version for span in spans} == {32}
+        assert {span[0].version for span in spans} == {30}

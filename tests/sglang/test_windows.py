@@ -3,10 +3,12 @@
 import random
 from contextlib import asynccontextmanager
 
+import attrs
 import pytest
 import trio
 
 from trio_rollout import (
+    CacheSalt,
     Deadlines,
     EngineSettings,
     PauseMode,
@@ -17,7 +19,7 @@ from trio_rollout import (
     open_rollout_engine,
     open_sglang_servers,
 )
-from trio_rollout.errors import ServerError
+from trio_rollout.errors import RequestRejected, ServerError, SettingsError
 from trio_rollout.sources import IterableSource
 from trio_rollout.testing import Fault, Reply, Run, prompts
 from trio_rollout.testing._sim.disk import SimDisk
@@ -345,3 +347,77 @@ async def test_f140b_a_pause_of_another_client_later_is_left_alone(autojump_cloc
         await engine.next_batch(4)
         assert run.fake.paused
         assert sent(run.fake, "/continue_generation") == []
+
+
+# --- F140f: the cache salt is the version under which a request is sent
+
+
+def salts(fake):
+    return [seen.body.get("cache_salt") for seen in fake.seen if seen.path == "/generate"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_f140f_every_request_is_salted_with_the_version_that_is_current_when_it_is_sent(
+    autojump_clock, mode, partial, streamed
+):
+    """Turns that waited out a window, continuations, and those that begin after it; ``rollout.weight_version`` was read before."""
+    seen = []
+
+    async def generate(prompt, rollout):
+        turns = []
+        for _ in range(3):
+            before = rollout.weight_version
+            turn = await rollout.generate(rollout.input, on_tokens=seen.append if streamed else None)
+            turns.append(turn)
+            seen.append(before)
+            await trio.sleep(3)
+        return rollout.finish(turns)
+
+    hold = trio.Event()
+    plan = lambda seen: Run(until=hold, partial=2) if seen.path == "/generate" and seen.number in {1, 2} else None
+    settings = attrs.evolve(SETTINGS, partial=partial)
+    async with (
+        memory_world(plan) as run,
+        open_rollout_engine(
+            IterableSource(prompts(4)), generate, servers=run.servers, reward=one, settings=settings
+        ) as engine,
+    ):
+        await run.fake.until(lambda: run.fake.in_flight == 2)
+        await trio.sleep(10)
+        assert set(salts(run.fake)) == {"0"}
+        before = len(salts(run.fake))
+        async with engine.weight_update(version=7, mode=mode):
+            run.fake.version = "7"
+            await trio.sleep(30)
+            assert len(salts(run.fake)) == before
+        hold.set()
+        batch = await engine.next_batch(4)
+        assert set(salts(run.fake)[before:]) == {"7"}
+        assert len(batch.groups) == 4
+
+
+@pytest.mark.parametrize("salt", [CacheSalt.VERSION, CacheSalt.NONE])
+async def test_f140f_a_salt_of_the_callers_stays_a_part_of_it(autojump_clock, salt):
+    given = [attrs.evolve(prompt, extra={"cache_salt": f"mine/{prompt.id}"}) for prompt in prompts(2)]
+    settings = ServerSettings(vocab_size=1000, cache_salt=salt)
+    async with (
+        memory_world(settings=settings) as run,
+        open_rollout_engine(IterableSource(given), SingleTurn(FIVE), servers=run.servers, settings=SETTINGS) as engine,
+    ):
+        await engine.next_batch(2)
+        own = {"mine/p0", "mine/p1"}
+        assert set(salts(run.fake)) == ({f"0@{one}" for one in own} if salt is CacheSalt.VERSION else own)
+    with pytest.raises((SettingsError, TypeError)):
+        ServerSettings(cache_salt="version")
+
+
+async def test_f140f_without_a_required_version_nothing_is_salted(autojump_clock):
+    """A client that is used alone says nothing of versions."""
+    async with memory_world() as run:
+        await run.servers.generate(PROMPT, FIVE)
+        await run.servers.generate(PROMPT, FIVE, extra={"cache_salt": "x"})
+        assert salts(run.fake) == [None, "x"]
+        with pytest.raises(RequestRejected, match="cache_salt"):
+            await run.servers.generate(PROMPT, FIVE, extra={"cache_salt": 3})

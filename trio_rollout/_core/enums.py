@@ -97,3 +97,12 @@ class Leftovers(enum.Enum):
     """They are killed: a command's with its process group once its output is drained, a session's with the call."""
     KEEP = "keep"
     """They are handed to the rollout's scope and die with that."""
+
+
+class CacheSalt(enum.Enum):
+    """The part of a server's prefix cache that a request may use: requests of different salts share no prefix."""
+
+    VERSION = "version"
+    """The weight version that is current when the request is sent: no prefix that other weights computed is reused."""
+    NONE = "none"
+    """All of it, for servers whose cache is flushed at each weight update."""

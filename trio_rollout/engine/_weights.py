@@ -115,8 +115,13 @@ class Weights:
             try:
                 await self._pause(window)
                 self._emit(WindowOpened(version=version, mode=mode, seconds=dict(window.seconds)))
-                with window.timed("body"):
-                    yield window
+                try:
+                    with window.timed("body"):
+                        yield window
+                except Exception:
+                    if hint := _hint(window):
+                        _LOGGER.warning("the body of weight_update(version=%d, mode=%s) failed%s", version, mode, hint)
+                    raise
                 with window.timed("confirm"):
                     await self._confirm(window)
                 adopted = True

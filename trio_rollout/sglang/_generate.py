@@ -8,7 +8,7 @@ from typing import Final, final
 import attrs
 import trio
 
-from .._core.enums import Stop
+from .._core.enums import CacheSalt, Stop
 from .._core.sampling import SamplingParams
 from .._core.server import Event, Told
 from .._core.values import Turn
@@ -171,6 +171,10 @@ class Generation:
         async with self.fleet.decoding:
             return await self.fleet.run_sync(call.turn_of, response)
 
+    def _salt(self, server: Server) -> int | None:
+        """Return the version that salts the server's cache now; a request that waited out a weight update gets the new one."""
+        return server.weights.required if self.fleet.settings.cache_salt is CacheSalt.VERSION else None
+
     def _stream(self) -> StreamDecoder | None:
         if self.on_progress is None and self.on_tokens is None:
             return None
@@ -205,7 +209,8 @@ class Generation:
             exchange.observe(EVENT_STREAM, call.stream.feed)
         server.requests += 1
         try:
-            if not exchange.send_now(post_request(server.generate_head, self.request.body(call.rid))):
+            body = self.request.body(call.rid, self._salt(server))
+            if not exchange.send_now(post_request(server.generate_head, body)):
                 await exchange.send_rest()
             server.sent += 1
             try:

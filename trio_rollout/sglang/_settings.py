@@ -3,6 +3,7 @@
 import attrs
 
 from .._core.checks import at_least, seconds, whole
+from .._core.enums import CacheSalt
 
 
 @attrs.frozen(kw_only=True)
@@ -23,7 +24,8 @@ class ServerSettings:
     (``http://host:port``, without a user) through which every server is reached with CONNECT, over http too; the environment's
     is not read. ``resume_at_start``: resume a server that is
     not ready when the client is opened; right if no other client uses it, because a run that was killed inside a weight update
-    leaves its servers paused.
+    leaves its servers paused. ``cache_salt``: what is sent as each request's ``cache_salt``, once an engine requires a weight
+    version; a salt of the caller's is kept as a part of it.
 
     Raises:
       SettingsError: a field is out of its range; the message names the field, the value and the range.
@@ -42,6 +44,7 @@ class ServerSettings:
     max_idle: int = attrs.field(default=1024, validator=whole(0))
     affinity_keys: int = attrs.field(default=65536, validator=whole(1))
     resume_at_start: bool = False
+    cache_salt: CacheSalt = attrs.field(default=CacheSalt.VERSION, validator=attrs.validators.instance_of(CacheSalt))
     ca_file: str | None = None
     proxy: str | None = None
     api_key: str | None = attrs.field(default=None, repr=False)

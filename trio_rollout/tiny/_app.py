@@ -166,6 +166,8 @@ class App:
     frontend: Frontend
     model_path: str
     """The folder that the server names as its model. A weight update from disk changes it, as in SGLang."""
+    named_version: str | None = None
+    """The version that the server names as its own, where tokens name a newer one: a push that could not flush does not change it."""
     healthy: bool = True
     _routes: Mapping[str, tuple[frozenset[str], Handler]] = attrs.field(
         init=False, default=attrs.Factory(lambda app: app._table(), takes_self=True)
@@ -261,7 +263,9 @@ class App:
             model = TinyModel.load(body.model_path, like=self.frontend.scheduler.model)
         except (OSError, ValueError) as error:
             return False, f"Failed to update weights from {body.model_path}: {error}. Rolling back to original weights."
+        before = self.named_version or self.frontend.scheduler.version
         flushed = await self.frontend.update_weights(model, body.weight_version, flush=body.flush_cache)
+        self.named_version = None if flushed else before
         if not flushed:
             return False, _NOT_FLUSHED
         self.model_path = body.model_path
@@ -275,6 +279,7 @@ class App:
             self.frontend.abort(everything=True)
         version = body.new_version
         self.frontend.scheduler.set_version(version)
+        self.named_version = None
         answer = {"success": True, "message": f"Weight version updated to {version}", "new_version": version}
         await connection.reply_json(200, answer)
 
@@ -344,7 +349,7 @@ class App:
             "tokenizer_path": str(DATA),
             "is_generation": True,
             "preferred_sampling_params": None,
-            "weight_version": self.frontend.scheduler.version,
+            "weight_version": self.named_version or self.frontend.scheduler.version,
             "load_format": "auto",
             "reasoning_parser": self.frontend.settings.reasoning_parser,
             "tool_call_parser": "qwen25",
@@ -368,7 +373,7 @@ class App:
             "max_queued_requests": settings.max_queued,
             "incremental_streaming_output": settings.incremental,
             "random_seed": settings.seed,
-            "weight_version": self.frontend.scheduler.version,
+            "weight_version": self.named_version or self.frontend.scheduler.version,
             "device": "cpu",
             "tp_size": 1,
             "dp_size": 1,

@@ -42,6 +42,8 @@ class Terms:
     vocab_size: int | None
     plain: bool
     """True if the answer has nothing for each token but what every answer has."""
+    salt: str | None = None
+    """The caller's own ``cache_salt``, which is no part of ``body``."""
 
 
 @attrs.define
@@ -52,9 +54,17 @@ class GenerateRequest:
     prompt: bytes
     terms: Terms
 
-    def body(self, rid: str) -> bytes:
-        """Return the JSON body under this rid (hex digits: nothing to escape)."""
-        return b'{"rid":"%b",%b,%b' % (rid.encode("ascii"), self.prompt, self.terms.body)
+    def body(self, rid: str, version: int | None = None) -> bytes:
+        """Return the JSON body under this rid (hex digits: nothing to escape).
+
+        ``version``: the weights' version that is part of the cache salt, so that no prefix of other weights is reused; None:
+        the salt is the caller's own, if there is one.
+        """
+        salt = self.terms.salt
+        if version is not None:
+            salt = f"{version}" if salt is None else f"{version}@{salt}"
+        salted = b"" if salt is None else b'"cache_salt":%b,' % _encode(salt)
+        return b'{"rid":"%b",%b%b,%b' % (rid.encode("ascii"), salted, self.prompt, self.terms.body)
 
     @property
     def answer_limit(self) -> int:
@@ -212,7 +222,10 @@ class RequestEncoder:
         if self.vocab_size is not None:
             _check_vocabulary(sampling, self.vocab_size)
         fields = {"sampling_params": _sampling_fields(sampling), "return_logprob": True, "stream": stream, **extra}
-        terms = Terms(_encode(fields)[1:], sampling.max_new_tokens, self.vocab_size, not extra)
+        salt = fields.pop("cache_salt", None)
+        if not isinstance(salt, str | None):
+            raise RequestRejected(f"extra: got cache_salt={salt!r}, allowed: a string")
+        terms = Terms(_encode(fields)[1:], sampling.max_new_tokens, self.vocab_size, not extra, salt)
         if not extra:
             self._last = (sampling, stream, terms)
         return terms
