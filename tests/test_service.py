@@ -99,3 +99,24 @@ async def test_a_failure_in_a_service_nursery_ends_the_body_and_comes_out_bare()
         async with open_service_nursery() as nursery:
             nursery.start_soon(fail)
             await trio.sleep_forever()
+
+
+@pytest.mark.parametrize("cancels", [False, True])
+async def test_f139_if_body_and_service_both_fail_neither_error_is_lost(cancels):
+    async def serve(*, task_status):
+        task_status.started()
+        await trio.testing.wait_all_tasks_blocked()
+        raise OSError("the service")
+
+    async def leave(_value, _error):
+        await trio.sleep(0.01)
+
+    with pytest.raises((BaseExceptionGroup, OSError)) as caught:
+        async with open_service(serve, leave):
+            if cancels:
+                await trio.sleep_forever()  # the service's failure cancels it: that is no error of the body's
+            raise KeyError("the body")
+    if cancels:
+        assert type(caught.value) is OSError
+    else:
+        assert {type(error) for error in caught.value.exceptions} == {KeyError, OSError}

@@ -99,7 +99,7 @@ async def test_weights_that_are_not_there_change_nothing(server: Server):
 
 @pytest.mark.parametrize("checks", [True, False])
 async def test_f140c_a_push_in_place_with_the_default_body_is_told_to_leave_the_cache(
-    server: Server, caplog, checks: bool
+    server: Server, caplog, *, checks: bool
 ):
     """It answers 400, the weights are new, and the server keeps the old name: the trainer is told to pass flush_cache=false."""
     long = SingleTurn(SamplingParams(max_new_tokens=LENGTH, ignore_eos=True))

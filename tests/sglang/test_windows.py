@@ -421,3 +421,55 @@ async def test_f140f_without_a_required_version_nothing_is_salted(autojump_clock
         assert salts(run.fake) == [None, "x"]
         with pytest.raises(RequestRejected, match="cache_salt"):
             await run.servers.generate(PROMPT, FIVE, extra={"cache_salt": 3})
+
+
+# --- F139: rules of the client that no other test would miss
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_f139_an_orphan_is_counted_once_however_often_it_is_seen(autojump_clock, count):
+    """It still runs when the next requests are left, whose own aborts work."""
+    deaf = [Fault.HANG] * count
+    async with memory_world([*deaf, *[Run()] * 6]) as run:
+        servers = run.servers.under(Deadlines(abort=1.0))
+
+        async def left(number):
+            with trio.move_on_after(0.5):
+                await servers.generate(PROMPT, FIVE)
+
+        run.fake.disconnect_s = 1000.0
+        for _ in range(3):
+            async with trio.open_nursery() as nursery:
+                for number in range(count):
+                    nursery.start_soon(left, number)
+        assert servers.statistics().orphans == count
+
+
+async def test_f139_a_session_leaves_its_server_while_that_is_full(autojump_clock):
+    """Its cached prefix is worth less than a place."""
+    busy = Reply(status=503, headers={"retry-after": "20"})
+    plan = lambda seen: busy if seen.path == "/generate" and 1 <= seen.number <= 3 else None
+    async with memory_world(plan, ()) as run:
+        for _ in range(4):
+            await run.servers.generate(PROMPT, FIVE, affinity="session")
+        assert [len(fake.generates) for fake in run.fakes] == [2, 3]
+        assert trio.current_time() < 1
+
+
+@pytest.mark.parametrize(("asked", "number"), [("/ready", 2), ("/model_info", 4)])
+async def test_f139_a_probes_answer_of_before_a_window_is_not_believed_after_it(autojump_clock, asked, number):
+    """It says that the server has the old weights; believed, the server would get no work."""
+    slow = {asked: [*[None] * (number - 1), Fault.DRIP]}
+    async with memory_world(slow, ()) as run, engine_on(run.servers, count=400) as engine:
+        await update(engine, run.fakes, 1)
+        run.host().kill()
+        await trio.sleep(2)
+        run.host().start()
+        with trio.fail_after(60):
+            await run.fake.until(lambda: len(sent(run.fake, asked)) >= number)
+        await update(engine, run.fakes, 2)
+        before = len(run.fake.generates)
+        await trio.sleep(30)
+        await engine.next_batch(20)
+        assert len(run.fake.generates) > before
+        assert all(server.usable for server in run.servers.statistics().servers)
