@@ -56,7 +56,7 @@ _ONE_ABORT_S: Final = 1.0
 _ABORT_ANSWER_BYTES: Final = 1 << 20
 # The part of the abort budget that is kept for the look at the server's load.
 _LOOK_SHARE: Final = 0.1
-_LOOK_S: Final = 0.5
+LOOK_S: Final = 0.5
 
 
 # --- in the cancelled call
@@ -68,7 +68,7 @@ async def leave(fleet: Fleet, server: Server, rid: str, exchange: Exchange, *, a
     Blocks until the answer is complete, a look shows that the request has ended, or the server is paused, at most ``abort_s``,
     whatever is cancelled. An abort that is under way then goes on: to cancel it would cost its connection.
     """
-    look_s = min(_LOOK_S, abort_s * _LOOK_SHARE)
+    look_s = min(LOOK_S, abort_s * _LOOK_SHARE)
     owed, ended = server.owed.add(rid, now=trio.current_time()), False
     # One scope after the other, never one around both: after a stall of the loop that outlasts both limits, Cancelled would
     # go to the outer one, and what follows the inner one would be left out.
@@ -123,7 +123,7 @@ async def _look_for_one(fleet: Fleet, server: Server, *, seconds: float) -> None
     server.closed += 1  # so it is not taken for one of the requests that are still waited for
     try:
         with trio.move_on_after(seconds):
-            await _count_orphans(fleet, server, most=1)
+            await count_orphans(fleet, server, most=1)
     finally:
         server.closed -= 1
 
@@ -147,7 +147,7 @@ async def abort_once(server: Server, rid: str, *, abort_s: float) -> None:
 # --- looks and orphans
 
 
-async def _count_orphans(fleet: Fleet, server: Server, *, most: int) -> None:
+async def count_orphans(fleet: Fleet, server: Server, *, most: int) -> None:
     """Look at the server's load and count what runs there and is not ours any more, up to ``most``.
 
     A server that can't be reached runs nothing. One that does not say, or not before this is cancelled, counts as running
@@ -251,7 +251,7 @@ async def _settle_debts(fleet: Fleet, server: Server) -> None:
             if not server.standing.samples:
                 continue  # they are still owed
             with trio.move_on_after(fleet.settings.control):
-                await _count_orphans(fleet, server, most=len(debts))
+                await count_orphans(fleet, server, most=len(debts))
         for owed in debts:
             server.owed.end(owed)
 

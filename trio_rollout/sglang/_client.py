@@ -136,7 +136,7 @@ class SGLangServers:
           ServerError: names the servers that could not be paused in time. They count as lost, and every server has been
             resumed as far as it answers. The next pauses go on without them, until another version is required.
         """
-        await control.pause(self._fleet, mode, view=self, seconds=self._control_s)
+        await control.pause(self._fleet, mode, view=self, seconds=self._control_s, abort_s=self._abort_s)
 
     async def resume(self) -> None:
         """Resume every server that may have been paused; then the aborts that are owed are paid in the background.

@@ -18,6 +18,7 @@ from .._core.server import Event, State, Told
 from .._util.time import try_every
 from ..errors import ServerError
 from ._calls import Unanswered, Unreachable, call, is_ready, load, model_info, on_each
+from ._cancellation import LOOK_S, count_orphans
 from ._fleet import Fleet
 from ._server import Server
 from ._wire import ABORT, CONTINUE, FLUSH, PAUSE, abort_all_body, flushed, pause_body
@@ -62,8 +63,8 @@ async def _ask_to_pause(server: Server, mode: PauseMode) -> Told:
     return Told(Event.PAUSE_ANSWERED)
 
 
-async def _pause_one(server: Server, mode: PauseMode, *, until: float) -> None:
-    """Pause one server, unless it is lost when its turn comes.
+async def _pause_one(fleet: Fleet, server: Server, mode: PauseMode, *, until: float, abort_s: float) -> None:
+    """Pause one server, unless it is lost when its turn comes. Paused in mode ABORT, it runs nothing, or that is counted.
 
     Raises:
       ServerError: it did not say that it is paused; it is lost.
@@ -80,9 +81,30 @@ async def _pause_one(server: Server, mode: PauseMode, *, until: float) -> None:
         server.tell(Told(Event.GIVEN_UP, why="the call before its pause is unanswered, and no pause may overtake it"))
     if told is not None and told.event is not Event.PAUSE_ANSWERED:
         raise ServerError(told.why)
+    if told is not None and mode is PauseMode.ABORT:
+        await _until_quiet(fleet, server, until=min(until, trio.current_time() + abort_s))
 
 
-async def pause(fleet: Fleet, mode: PauseMode, *, view: object, seconds: float) -> None:
+async def _until_quiet(fleet: Fleet, server: Server, *, until: float) -> None:
+    """See that a server that has said it is paused has ended everything, as mode ABORT means.
+
+    One that still runs something is told to abort everything, until it runs nothing. Blocks at most until then, and for a last
+    look; what runs then and is not waited for counts as orphans. A server that does not say what it runs is believed.
+    """
+    running = 0
+    try:
+        with trio.move_on_at(until):
+            running = await load(server)
+            if not running or await try_every(_REPEAT_S, partial(_abort_all, server)):
+                return
+    except ServerError as error:
+        _log.info("%s says that it is paused, and does not say what it runs: %s", server.url, error)
+        return
+    with trio.move_on_after(LOOK_S):
+        await count_orphans(fleet, server, most=max(0, running - server.sent))
+
+
+async def pause(fleet: Fleet, mode: PauseMode, *, view: object, seconds: float, abort_s: float) -> None:
     """Pause every server that is not lost; see ``InferenceServers.pause``. Raises RuntimeError if the servers were left.
 
     A server that was lost before because it was found paused is taken over. If that fails it stays lost, and the window goes on.
@@ -93,7 +115,9 @@ async def pause(fleet: Fleet, mode: PauseMode, *, view: object, seconds: float) 
     found = {server for server in servers if server.standing.found_paused}
     fleet.begin_window(view)
     outcome = await on_each(
-        servers, lambda server: _pause_one(server, mode, until=until), what=f"POST {PAUSE} ({mode.value}) to"
+        servers,
+        lambda server: _pause_one(fleet, server, mode, until=until, abort_s=abort_s),
+        what=f"POST {PAUSE} ({mode.value}) to",
     )
     fleet.roster.check()
     if outcome.failures.keys() <= found:

@@ -74,6 +74,11 @@ class FakeSGLang:
         return len(self._running)
 
     @property
+    def scheduled(self) -> int:
+        """The number of requests that ``/v1/loads`` tells of: as in SGLang without those that a pause has parked."""
+        return sum(not running.parked for running in self._running.values())
+
+    @property
     def paused(self) -> bool:
         """True from a pause to the next continue."""
         return self.mode is not None
@@ -319,7 +324,7 @@ def _info(fake: FakeSGLang, path: str) -> Reply:
         case "/server_info" | "/get_server_info":
             return Reply(body={"version": "fake", "incremental_streaming_output": fake.incremental})
         case "/v1/loads":
-            load = {"dp_rank": 0, "num_running_reqs": fake.in_flight, "num_waiting_reqs": 0}
+            load = {"dp_rank": 0, "num_running_reqs": fake.scheduled, "num_waiting_reqs": 0}
             return Reply(body={"timestamp": trio.current_time(), "loads": [load]})
         case _:
             return Reply(status=404, body={"detail": "Not Found"})
