@@ -131,3 +131,27 @@ def test_a_server_that_speaks_something_else_is_named(refused, prompts):
             thread.join()
 
     assert f"http://127.0.0.1:{server.server_port}" in words
+
+
+BAD_SAMPLING = [("stop", "", "stop"), ("temperature", "inf", "temperature"), ("temperature", "nan", "temperature")]
+BAD_SAMPLING += [
+    ("top-p", "nan", "top"),
+    ("max-new-tokens", "2.5", "max"),
+    ("top-k", "1.5", "top"),
+    ("top-k", "0", "top"),
+]
+
+
+@pytest.mark.parametrize(("option", "value", "words"), BAD_SAMPLING)
+@pytest.mark.parametrize("way", ["option", "file"])
+def test_f114_sampling_parameters_out_of_range_are_refused_before_a_server_is_asked(
+    refused, prompts, tmp_path, option, value, words, way
+):
+    if way == "option":
+        arguments = [f"--{option}", value]
+    else:
+        written = {"stop": '[""]'}.get(option, value)
+        (tmp_path / "run.toml").write_text(f"{option} = {written}\n")
+        arguments = ["--config", tmp_path / "run.toml"]
+    said = refused("--prompts", prompts, "--server", NOWHERE, *arguments, status=2)
+    assert words in said

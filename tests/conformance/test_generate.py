@@ -131,3 +131,25 @@ async def test_an_unknown_top_level_key_is_ignored(server: Server):
     response = await server.post("/generate", input_ids=PROMPT, sampling_params={"max_new_tokens": 1}, nonsense=1)
 
     assert response.status_code == 200
+
+
+@pytest.mark.parametrize("stop", ["", [""], ["never there", ""]], ids=repr)
+async def test_f114_an_empty_stop_string_ends_an_answer_after_one_token(server: Server, stop: str | list[str]):
+    answer = await server.generate(max_new_tokens=5, stop=stop, ignore_eos=True)
+
+    assert (answer["text"], len(answer["output_ids"])) == ("", 1)
+    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": ""}
+
+
+async def test_f114_a_stop_token_outside_the_vocabulary_is_never_met(server: Server):
+    """By itself; together with ``min_new_tokens`` it kills the server, see the tests of the tiny one."""
+    answer = await server.generate(max_new_tokens=5, stop_token_ids=[5_000_000], ignore_eos=False)
+
+    assert answer["meta_info"]["finish_reason"]["type"] in {"length", "stop"}
+
+
+async def test_f114_a_temperature_of_null_is_the_default(server: Server):
+    """So an infinite one, which is sent as null, would change the policy without a word."""
+    answer = await server.generate(max_new_tokens=5, temperature=None, ignore_eos=True)
+
+    assert len(answer["output_ids"]) == 5

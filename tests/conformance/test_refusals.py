@@ -12,12 +12,21 @@ INVALID = {
     "negative temperature": {"input_ids": PROMPT, "sampling_params": {"temperature": -1}},
     "negative length": {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": -1}},
     "top_p of zero": {"input_ids": PROMPT, "sampling_params": {"top_p": 0}},
+    "top_k of zero": {"input_ids": PROMPT, "sampling_params": {"top_k": 0}},
+    "too many stops": {"input_ids": PROMPT, "sampling_params": {"stop": ["x"] * 33}},
+    "a long stop_regex": {"input_ids": PROMPT, "sampling_params": {"stop_regex": "a" * 257}},
+    "a seed beyond 64 bits": {"input_ids": PROMPT, "sampling_params": {"sampling_seed": 2**63}},
+    "a bias beyond the vocabulary": {"input_ids": PROMPT, "sampling_params": {"logit_bias": {"9999999": 1.0}}},
     "longer than the context": {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 10_000_000}},
 }
 # Another form than the contract's: ``{"error": "..."}``
 SCHEMA = {
     "unknown sampling key": {"input_ids": PROMPT, "sampling_params": {"foo": 1}},
     "wrong type of a sampling key": {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": "x"}},
+    "null among the stops": {"input_ids": PROMPT, "sampling_params": {"stop": ["a", None]}},
+    "null among the stop tokens": {"input_ids": PROMPT, "sampling_params": {"stop_token_ids": [None]}},
+    "half a token": {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 2.5}},
+    "half a top_k": {"input_ids": PROMPT, "sampling_params": {"top_k": 1.5}},
 }
 # No request at all: ``{"object": "error", ...}``
 MALFORMED = {

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from trio_rollout import SamplingParams
-from trio_rollout.errors import ServerError, ServerLost
+from trio_rollout.errors import RequestRejected, SamplingRejected, ServerError, ServerLost, SettingsError
 from trio_rollout.testing import Fault, Reply, Run
 
 from .helpers import EXPECTED, FIVE, PROMPT, memory_world
@@ -297,3 +297,33 @@ async def test_f119_an_aborted_answer_to_a_text_without_prompt_ids_is_an_error_i
         run.fake.plan = aborted
         with pytest.raises(ServerError, match="prompt_token_ids is missing"):
             await generate(run, streamed, "hello")
+
+
+# --- parameters that only the vocabulary shows to be wrong
+
+
+@pytest.mark.parametrize(
+    ("sampling", "words"),
+    [
+        (SamplingParams(stop_token_ids=[5, 1000]), r"stop_token_ids\[1\]: got 1000, allowed: .*1000"),
+        (SamplingParams(extra={"stop_token_ids": [2**31 - 1]}), r"stop_token_ids\[0\]: got 2147483647"),
+        (SamplingParams(extra={"logit_bias": {"7": 1.0, "1000": 2.0}}), r"logit_bias.*1000"),
+    ],
+)
+@pytest.mark.parametrize("model_input", [PROMPT, "hello"], ids=["ids", "text"])
+async def test_f114_ids_in_the_parameters_are_checked_once_the_vocabulary_is_known(
+    autojump_clock, sampling, words, model_input
+):
+    async with memory_world() as run:
+        with pytest.raises(SamplingRejected, match=words) as caught:
+            await run.servers.generate(model_input, sampling)
+        assert isinstance(caught.value, SettingsError)
+        assert isinstance(caught.value, RequestRejected)
+        assert run.fake.generates == []
+
+
+@pytest.mark.parametrize("extra", [{"x": float("inf")}, {"x": {"y": [float("nan")]}}], ids=repr)
+async def test_f114_what_would_be_sent_as_null_is_refused_among_a_requests_extras(autojump_clock, extra):
+    async with memory_world() as run:
+        with pytest.raises(RequestRejected, match=r"extra\['x'\].*finite"):
+            await run.servers.generate(PROMPT, FIVE, extra=extra)

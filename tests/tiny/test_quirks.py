@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import trio
 
 from ._client import PROMPT, Client
@@ -323,6 +324,18 @@ async def test_a_token_outside_the_vocabulary_kills_the_server(client: Client):
 
     assert client.server.dead.is_set()
     assert "1000000" in str(client.server.failure)
+
+
+@pytest.mark.parametrize("token", [1_000_000, -3])
+async def test_f114_a_stop_token_outside_the_vocabulary_kills_the_server_with_min_new_tokens(client: Client, token):
+    """A real SGLang's scheduler dies of it."""
+    assert (await client.generate(max_new_tokens=2, stop_token_ids=[token], ignore_eos=False))["output_ids"]
+    victim = await client.begin(max_new_tokens=4, min_new_tokens=2, stop_token_ids=[token], ignore_eos=False)
+    with trio.fail_after(5):
+        assert await victim.receive_some(100) == b""
+
+    assert client.server.dead.is_set()
+    assert str(token) in str(client.server.failure)
 
 
 async def test_several_samples_have_new_rids_and_share_the_prompt(client: Client):

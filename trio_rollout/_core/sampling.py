@@ -202,7 +202,7 @@ def _check_extra(_instance: "SamplingParams", _attribute: "attrs.Attribute[Any]"
         found = FURTHER.get(name)
         if found is not None and item is not None and not found.holds(item):
             _refuse(f"extra[{name!r}]", item, found.allowed)
-    check_finite(value, "SamplingParams.extra")
+    check_finite({name: item for name, item in value.items() if name not in NAMED}, "SamplingParams.extra")
 
 
 @attrs.frozen(kw_only=True)

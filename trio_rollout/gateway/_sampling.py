@@ -122,24 +122,20 @@ class Sampler:
 
     def _sampling(self, request: ChatRequest, prompt_tokens: int) -> SamplingParams:
         wanted = request.max_tokens or self.settings.default_max_tokens or self.sampling.max_new_tokens
-        chosen = attrs.evolve(
-            self.sampling,
-            max_new_tokens=self.limits.room(prompt_tokens, wanted),
-            stop=(*self.sampling.stop, *request.stop),
+        changes: dict[str, object] = {
+            "max_new_tokens": self.limits.room(prompt_tokens, wanted),
+            "stop": (*self.sampling.stop, *request.stop),
             # A parser has to see the markup, which some models write in special tokens.
-            skip_special_tokens=self.sampling.skip_special_tokens and not self.parser.parses_markup(request.tools),
-            extra={**self.sampling.extra, **request.extra},
-        )
-        if not self.settings.agents_choose_temperature:
-            return chosen
-        if request.temperature is not None and request.temperature > _HIGHEST_TEMPERATURE:
-            raise Refusal(400, f"temperature: got {request.temperature}, allowed: 0 to {_HIGHEST_TEMPERATURE}")
+            "skip_special_tokens": self.sampling.skip_special_tokens and not self.parser.parses_markup(request.tools),
+            "extra": {**self.sampling.extra, **request.extra},
+        }
+        if self.settings.agents_choose_temperature:
+            if request.temperature is not None and request.temperature > _HIGHEST_TEMPERATURE:
+                raise Refusal(400, f"temperature: got {request.temperature}, allowed: 0 to {_HIGHEST_TEMPERATURE}")
+            chosen = {"temperature": request.temperature, "top_p": request.top_p}
+            changes |= {name: value for name, value in chosen.items() if value is not None}
         try:
-            return attrs.evolve(
-                chosen,
-                temperature=chosen.temperature if request.temperature is None else request.temperature,
-                top_p=chosen.top_p if request.top_p is None else request.top_p,
-            )
+            return attrs.evolve(self.sampling, **changes)
         except SettingsError as error:
             raise Refusal(400, str(error)) from error
 

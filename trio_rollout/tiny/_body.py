@@ -149,6 +149,9 @@ def decode_ids(raw: msgspec.Raw) -> tuple[list[list[int]] | None, bool]:
 
 
 _GREEDY_BELOW = 1e-6
+_MOST_STOPS = 32
+_LONGEST_REGEX = 256
+_INT64 = 2**63
 _PENALTY = 2.0
 _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("temperature", lambda value: math.isfinite(value) and value >= 0, "a non-negative finite number"),
@@ -159,6 +162,8 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("presence_penalty", lambda value: abs(value) <= _PENALTY, "in [-2, 2]"),
     ("repetition_penalty", lambda value: 0 < value <= _PENALTY, "in (0, 2] (1.0 = no penalty)"),
     ("max_new_tokens", lambda value: value >= 0, "at least 0"),
+    ("beam_width", lambda value: value >= 1, "at least 1"),
+    ("sampling_seed", lambda value: -_INT64 <= value < _INT64, "in [-2**63, 2**63 - 1]"),
 )
 
 
@@ -187,13 +192,25 @@ def checked(body: SamplingBody, *, vocab: int, eos_id: int | None, room: int) ->
             min_new_tokens=_or(body.min_new_tokens, 0),
             logit_bias={int(token): bias for token, bias in body.logit_bias.items()},
         ),
-        stop=tuple(one for one in as_list(body.stop) if one),
+        stop=tuple(as_list(body.stop)),  # an empty one ends an answer after its first token
         stop_regex=tuple(as_list(body.stop_regex)),
         stop_ids=frozenset() if body.ignore_eos else frozenset(stops),
         skip_special_tokens=body.skip_special_tokens is not False,
         no_stop_trim=bool(body.no_stop_trim),
         seed=body.sampling_seed,
     )
+
+
+def _regex_complaints(patterns: list[str]) -> Iterator[str]:
+    if len(patterns) > _MOST_STOPS:
+        yield f"at most {_MOST_STOPS} stop_regex patterns are allowed, got {len(patterns)}"
+    for pattern in patterns:
+        if (size := len(pattern.encode())) > _LONGEST_REGEX:
+            yield f"stop_regex is {size} bytes, over the {_LONGEST_REGEX}-byte limit"
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            yield f"invalid stop_regex {pattern!r}: {error}"
 
 
 def as_list(value: str | list[str] | None) -> list[str]:
@@ -217,11 +234,9 @@ def _complaints(body: SamplingBody, vocab: int) -> Iterator[str]:
     for token in body.logit_bias:
         if not token.isdigit() or int(token) >= vocab:
             yield f"logit_bias must has keys in [0, {vocab - 1}], got {token}."
-    for pattern in as_list(body.stop_regex):
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            yield f"invalid stop_regex {pattern!r}: {error}"
+    if (count := len(as_list(body.stop))) > _MOST_STOPS:
+        yield f"at most {_MOST_STOPS} stop strings are allowed, got {count}"
+    yield from _regex_complaints(as_list(body.stop_regex))
     if body.json_schema or body.regex or body.ebnf or body.structural_tag:
         yield (
             "Grammar-based generation (json_schema, regex, ebnf, structural_tag) is not supported when the server is "

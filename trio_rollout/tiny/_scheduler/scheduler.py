@@ -9,7 +9,7 @@ The rules are SGLang's:
 - The queue is counted before a step takes from it.
 - A pause in place keeps the running requests; a pause with retraction puts them back into the queue, as far as it has room.
 - A paused server reports the load that it had before.
-- A token outside the vocabulary kills the server.
+- A token outside the vocabulary kills the server, and so does such a stop token together with ``min_new_tokens``.
 """
 
 from collections import deque
@@ -130,7 +130,7 @@ def _adjust(logits: Floats, request: Request) -> None:
         repeated, factor = logits[seen], np.float32(penalties.repetition)
         logits[seen] = np.where(repeated > 0, repeated / factor, repeated * factor)
     if len(request.output_ids) < penalties.min_new_tokens:
-        logits[[token for token in request.sampling.stop_ids if token < logits.size]] = -np.inf
+        logits[list(request.sampling.stop_ids)] = -np.inf
 
 
 class OutOfVocabulary(Exception):
@@ -306,6 +306,11 @@ class Scheduler:
             raise OutOfVocabulary(
                 f"request {request.rid}: token ids must lie in 0..{self.model.vocab - 1}, "
                 f"got {int(prompt.min())}..{int(prompt.max())}"
+            )
+        stops = request.sampling.stop_ids if request.sampling.penalties.min_new_tokens else ()
+        if any(not 0 <= token < self.model.vocab for token in stops):
+            raise OutOfVocabulary(
+                f"request {request.rid}: min_new_tokens, and a stop token outside 0..{self.model.vocab - 1}: {sorted(stops)}"
             )
         if request.retractions:
             return  # it has its log-probs, and counts only the tokens that were cached at its first start
