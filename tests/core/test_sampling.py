@@ -105,10 +105,11 @@ def test_f114_good_values_stay_and_those_of_other_types_are_converted():
         top_k=np.int32(7),
         stop="x",
         stop_token_ids=np.array([1, 2]),
-        ignore_eos=np.bool_(True),
+        ignore_eos=np.bool_(1),
         extra={"min_new_tokens": None, "logit_bias": {"5": -1}, "lora": {"a": [1, None]}},
     )
-    assert params.max_new_tokens == 5 and type(params.max_new_tokens) is int
+    assert params.max_new_tokens == 5
+    assert type(params.max_new_tokens) is int
     assert type(params.temperature) is float
     assert (params.top_p, params.top_k, params.stop, params.stop_token_ids) == (0.5, 7, ("x",), (1, 2))
     assert params.ignore_eos is True
