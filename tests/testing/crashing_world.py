@@ -1,67 +1,95 @@
 """A trainer whose machine loses its power at any moment, again and again, until all its work is done (P7, P11)."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import attrs
 import trio
 
-from trio_rollout import EngineSettings, IterableSource, Prompt, SamplingParams, SingleTurn, Trajectory
+from trio_rollout import EngineSettings, IterableSource, Prompt, Resume, Retry, SamplingParams, Trajectory
 from trio_rollout._core.events import Event, SampleFinished
-from trio_rollout._core.values import GroupId
 from trio_rollout.abc import Rollout
-from trio_rollout.testing import FakeServers, Say, SimWorld, prompts
+from trio_rollout.errors import SandboxLost, ServerLost
+from trio_rollout.testing import Fail, FakeServers, Say, SimWorld
 
-COUNT = 10
-SETTINGS = EngineSettings(samples_per_prompt=3, max_running=9)
+COUNT, SAMPLES, TURNS = 10, 3, 2
+PROMPTS = [Prompt(id=str(number), input_ids=[number]) for number in range(COUNT)]
+SETTINGS = EngineSettings(
+    samples_per_prompt=SAMPLES, max_running=9, retry=Retry(max_attempts=100, backoff_base=0.1, backoff_max=0.5)
+)
 WRITTEN_S = 0.5
 """Seconds after which a finished sample is on disk: it waits 0.2 s for others, and a write takes some milliseconds."""
 
 
-@attrs.define
+@attrs.define(eq=False)
 class Diary:
-    """The trainer's knowledge that survives every crash."""
+    """The trainer's knowledge that survives every crash. A sample is (group, index), a turn (group, index, number)."""
 
+    world: SimWorld
     acked: Counter[str] = attrs.field(factory=Counter)
     """Groups whose ack has returned."""
     delivered: Counter[str] = attrs.field(factory=Counter)
-    samples: dict[tuple[GroupId, int], float] = attrs.field(factory=dict)
-    """Samples that are finished, and when."""
-    on_disk: set[tuple[GroupId, int]] = attrs.field(factory=set)
-    """Samples that were finished long enough before a cut to be on disk."""
-    again: list[tuple[GroupId, int]] = attrs.field(factory=list)
-    """Those of them that were sampled again."""
+    paid: dict[tuple[int, ...], float] = attrs.field(factory=dict)
+    """Samples and turns that were finished in this life, and when."""
+    on_disk: set[tuple[int, ...]] = attrs.field(factory=set)
+    """Those that were finished long enough before a cut."""
+    again: list[tuple[int, ...]] = attrs.field(factory=list)
+    """Turns that were sampled although they, or their samples, were on disk."""
     finished: bool = False
     power: bool = True
     """False after a power cut: code that still unwinds has no effect."""
 
+    @property
+    def settings(self) -> EngineSettings:
+        """In every other world turns come back."""
+        return attrs.evolve(SETTINGS, resume=Resume.TURNS if self.world.seed % 2 else Resume.SAMPLES)
+
     def event(self, event: Event) -> None:
         """Note a finished sample."""
-        if isinstance(event, SampleFinished) and self.power:
-            self.samples[event.id, event.trajectory.index] = trio.current_time()
+        if isinstance(event, SampleFinished):
+            self.note(int(event.id.prompt), event.trajectory.index)
+
+    def note(self, *paid: int) -> None:
+        """Note a finished sample or turn."""
+        if self.power:
+            self.paid.setdefault(paid, trio.current_time())
 
     async def generate(self, prompt: Prompt, rollout: Rollout) -> Trajectory:
-        """One turn; note one that is paid for twice."""
-        if self.power and (prompt.group_id, rollout.index) in self.on_disk:
-            self.again.append((prompt.group_id, rollout.index))
-        return await SingleTurn(SamplingParams(max_new_tokens=8))(prompt, rollout)
+        """Two turns, whose prompts say which they are."""
+        turns = []
+        for number in range(TURNS):
+            turn = int(prompt.id), rollout.index, number
+            turns.append(await rollout.generate(turn, SamplingParams(max_new_tokens=8)))
+            self.note(*turn)
+        return rollout.finish(turns)
+
+    def served(self, _: int, turn: Sequence[int]) -> Say | Fail:
+        """Return what the server does; note a turn that is paid for twice. Failures are never those of user code."""
+        rng, turn = self.world.rng, tuple(turn)
+        comes_back = self.settings.resume is Resume.TURNS and (turn in self.on_disk or turn in self.paid)
+        if self.power and (comes_back or turn[:2] in self.on_disk or turn[:2] in self.paid):
+            self.again.append(turn)
+        seconds = rng.uniform(0.1, 2.0)
+        return Fail(ServerLost("drawn"), seconds) if rng.random() < 0.1 else Say(seconds=seconds)
+
+    async def reward(self, _: Trajectory) -> float:
+        """A reward that takes a moment, and fails now and then."""
+        await trio.sleep(0.5)
+        if self.world.rng.random() < 0.1:
+            raise SandboxLost("drawn")
+        return 1.0
 
     def cut(self) -> None:
         """Note a power cut."""
         self.power = False
         now = trio.current_time()
-        self.on_disk |= {sample for sample, then in self.samples.items() if then < now - WRITTEN_S}
-        self.samples.clear()
-
-
-async def reward(_: Trajectory) -> float:
-    """A reward that takes a moment."""
-    await trio.sleep(0.5)
-    return 1.0
+        self.on_disk |= {paid for paid, then in self.paid.items() if then < now - WRITTEN_S}
+        self.paid.clear()
 
 
 async def crashing(world: SimWorld) -> Diary:
     """Run lives until the data ends; each life except the last ends by a power cut."""
-    diary = Diary()
+    diary = Diary(world)
     while not diary.finished:
         diary.power = True
         with trio.CancelScope() as life:
@@ -72,14 +100,11 @@ async def crashing(world: SimWorld) -> Diary:
         if not diary.finished:
             world.sometimes("cut with something acked", diary.acked)
             world.sometimes("cut with something delivered and not acked", diary.delivered.keys() - diary.acked.keys())
-            groups = Counter(group.prompt for group, _ in diary.on_disk)
-            world.sometimes(
-                "cut with finished siblings on disk",
-                any(
-                    count < SETTINGS.samples_per_prompt and group not in diary.delivered
-                    for group, count in groups.items()
-                ),
-            )
+            finished = Counter(str(paid[0]) for paid in diary.on_disk if len(paid) == 2)
+            siblings = [group for group, count in finished.items() if count < SAMPLES and group not in diary.delivered]
+            world.sometimes("cut with finished siblings on disk", siblings)
+            turns = [paid for paid in diary.on_disk if len(paid) == 3 and paid[:2] not in diary.on_disk]
+            world.sometimes("cut with turns on disk", turns and diary.settings.resume is Resume.TURNS)
     return diary
 
 
@@ -93,16 +118,16 @@ async def end(world: SimWorld, diary: Diary, life: trio.CancelScope, seconds: fl
 
 async def live(world: SimWorld, diary: Diary) -> None:
     """One life of engine, ledger and trainer."""
-    servers = FakeServers(plan=lambda *_: Say(seconds=world.rng.uniform(0.1, 4.0)), ports=world.ports)
+    servers = FakeServers(plan=diary.served, ports=world.ports)
     async with (
         world.open_ledger() as ledger,
         world.open_engine(
-            IterableSource(prompts(COUNT)),
+            IterableSource(PROMPTS),
             diary.generate,
             servers=servers,
-            reward=reward,
+            reward=diary.reward,
             ledger=ledger,
-            settings=SETTINGS,
+            settings=diary.settings,
             instruments=[diary],
         ) as engine,
     ):
@@ -119,6 +144,6 @@ async def live(world: SimWorld, diary: Diary) -> None:
 
 
 def check(diary: Diary) -> None:
-    """Check that every group was acked once, none was lost, and no sample that was on disk was sampled again."""
+    """Check that every group was acked once, none was lost, and nothing that was on disk was sampled again."""
     assert diary.again == []
-    assert diary.acked == Counter(prompt.id for prompt in prompts(COUNT))
+    assert diary.acked == Counter(prompt.id for prompt in PROMPTS)

@@ -42,6 +42,7 @@ def test_what_was_acked_survives_every_power_cut_and_what_was_not_is_not_lost():
         "cut with something acked",
         "cut with something delivered and not acked",
         "cut with finished siblings on disk",
+        "cut with turns on disk",
     )
     explore(crashing, range(12), check=check).require(*interesting)
 
