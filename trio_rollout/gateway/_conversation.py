@@ -57,7 +57,7 @@ class _OwnAnswer:
 
 @attrs.frozen(kw_only=True)
 class _Found:
-    """What is known of a conversation: its messages with our answers in full, and the last of those answers."""
+    """The known part of a conversation: its messages with our answers in full, and the last of those answers."""
 
     messages: list[Message]
     last: int

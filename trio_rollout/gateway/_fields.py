@@ -1,4 +1,4 @@
-"""What becomes of each field, tool, item and part of the three published APIs.
+"""The fields, tools, items and parts of the three published APIs, each with its use.
 
 Everything published stands in a table here: it is used, refused by name, or without effect, and what is without effect is
 listed in docs/agents.md. A test compares the tables with the vendors' own clients, and sends each entry. Fields of no
@@ -16,7 +16,7 @@ from ._protocol import Refusal, decode_body
 
 
 class Use(enum.Enum):
-    """What becomes of one thing that an API has."""
+    """The use that the gateway makes of one thing that an API has."""
 
     USED = "used"
     """It has its effect."""
@@ -93,7 +93,7 @@ MESSAGES: Final[Fields] = {
     **_all(Use.IGNORED, "top_k cache_control context_management diagnostics inference_geo metadata service_tier speed"),
     **_all(Use.IGNORED, "user_profile_id workspace_id"),
 }
-"""Fields of a request to Messages. ``mcp_servers`` and ``context_management`` are its beta's, ``top_k`` is a former one."""
+"""Fields of a request to Messages. ``mcp_servers`` and ``context_management`` are its beta's; ``temperature``, ``top_p`` and ``top_k`` are former ones."""
 
 CHAT_TOOLS: Final[Kinds] = _all(Use.USED, "function custom")
 RESPONSES_TOOLS: Final[Kinds] = {
@@ -183,7 +183,7 @@ def text_of_part(kind: str, text: str, table: Kinds, where: str, *, task: bool) 
 
 
 def use_of(kind: str, table: Kinds, where: str) -> Use:
-    """Return what becomes of a tool, an item or a part of this kind; refuse one that is not known or can't be used."""
+    """Return the use of a tool, an item or a part of this kind; refuse one that is not known or can't be used."""
     use = table.get(kind, Use.REFUSED)
     if use is Use.REFUSED:
         known = ", ".join(name for name, use in table.items() if use is not Use.REFUSED)

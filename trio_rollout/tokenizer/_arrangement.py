@@ -20,7 +20,7 @@ _Render: TypeAlias = Callable[[Sequence[_Message]], str]
 @final
 @attrs.frozen(kw_only=True)
 class Arrangement:
-    """What a template takes; ``arranged`` changes nothing else."""
+    """The messages that a template takes; ``arranged`` changes nothing else."""
 
     system: bool = True
     """A system message at the beginning."""
@@ -33,7 +33,7 @@ class Arrangement:
 
     @classmethod
     def of(cls, render: _Render) -> "Arrangement":
-        """Return what the template behind ``render`` takes; one that takes no plain message of a user is left alone."""
+        """Return the arrangement for the template behind ``render``; one that takes no plain message of a user is left alone."""
         if not _shows(render, "user"):
             return cls()
         system = _shows(render, "system", "user")
