@@ -12,7 +12,9 @@ from trio_rollout._core.ledger_events import (
     Quarantined,
     Ready,
     Requeued,
+    Rescored,
     Restored,
+    Retried,
     RunIdentity,
     SampleKept,
     SamplesDropped,
@@ -152,6 +154,11 @@ def ready(number: int, attempt: int = 1, *, size: int = 0) -> Ready:
     return Ready(group=group(number, attempt, size=size))
 
 
+def rescored(number: int, attempt: int = 1, *, size: int = 0) -> Rescored:
+    """A finished group with a new body."""
+    return Rescored(id=gid(number), number=1, group=group(number, attempt, size=size))
+
+
 def story(first: int = 0, step: int = 0) -> Iterator[list[list[LedgerEvent]]]:
     """Yield batches of transactions with every kind of event. With small limits they fill, empty and delete segments."""
     a, b, c, d, e, f = range(first, first + 6)
@@ -173,4 +180,5 @@ def story(first: int = 0, step: int = 0) -> Iterator[list[list[LedgerEvent]]]:
     yield [[Restored(step=step, ids=(gid(b),))]]
     yield [[delivered(step + 1, b, f)]]
     yield [[acked(step + 1, b, f)], [ready(c, 3)]]
-    yield [[delivered(step + 2, c)]]
+    yield [[rescored(c, 3, size=40)], [Rescored(id=gid(e), number=1, kept=(sample(e, 2), sample(e, 0, size=40)))]]
+    yield [[delivered(step + 2, c)], [Retried(id=gid(e)), finished(e, 3, 2), ready(e, size=40)]]
