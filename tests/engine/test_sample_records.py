@@ -1,9 +1,10 @@
 """The engine tells its ledger of samples in time: a process that is killed later has what was told, and no more."""
 
 import attrs
+import pytest
 import trio
 
-from trio_rollout import Cause, Discard, PauseMode, Retry, Staleness
+from trio_rollout import Cause, Discard, Drop, Keep, PauseMode, Retry, Staleness
 from trio_rollout._core.ledger_events import (
     Ready,
     Recovered,
@@ -12,7 +13,9 @@ from trio_rollout._core.ledger_events import (
     SamplesDropped,
     SamplesTried,
 )
+from trio_rollout.ledger import open_ledger, read_ledger
 from trio_rollout.testing import HANG, Fail, Say
+from trio_rollout.testing._sim.world import SimIO
 
 from .conftest import take_all, world
 
@@ -109,3 +112,52 @@ async def test_a_group_that_is_too_old_runs_its_old_samples_again_and_keeps_the_
     (again,) = [events for events in ledger.transactions if isinstance(events[0], Requeued)]
     assert again[0].cause is Cause.STALE
     assert [event.trajectory.segments[0].versions for event in again[1:]] == [((0, 4, 1),)]
+
+
+@pytest.mark.parametrize("keep_acked", [True, False])
+async def test_the_ledger_knows_what_became_of_the_tokens_as_the_statistics_do(tmp_path, keep_acked):
+    """Over tries that failed, a scorer that fails for good, a filter, samples that are too old, and groups that wait."""
+
+    async def reward(trajectory):
+        if trajectory.prompt.id == "p1":
+            raise KeyError("no such key")
+        return 1.0
+
+    async def not_the_third(group):
+        return Drop("third") if group.prompt.id == "p3" else Keep()
+
+    async def two_tries(prompt, rollout):
+        first = await rollout.generate(rollout.input)
+        if prompt.id == "p2" and rollout.attempt == 1:
+            raise ValueError("after a turn")
+        return rollout.finish([first])
+
+    options = {"plan": lambda _, ids: HANG if ids[2] == 9 else Say(seconds=1), "max_running": 4, "max_ready": 2}
+    judges = {"reward": reward, "group_filter": not_the_third}
+    async with (
+        open_ledger(tmp_path, keep_acked=keep_acked, io=SimIO()) as ledger,
+        world(
+            7,
+            ledger=ledger,
+            generate=two_tries,
+            staleness=Staleness(max_versions=0, policy=Discard()),
+            **options,
+            **judges,
+        ) as w,
+    ):
+        await (await w.engine.next_batch(1)).ack()
+        while w.engine.statistics().ready < 2:
+            await trio.sleep(0.1)
+        async with w.engine.weight_update(version=1):
+            w.servers.set_version(1)
+        await (await w.engine.next_batch(1)).ack()
+        await trio.sleep(20)
+        await w.engine.drain(grace=0)
+        counted = w.engine.statistics().tokens
+    with read_ledger(tmp_path) as reader:
+        known = reader.tokens()
+        shown = {one.id.prompt: dict(one.wasted) for one in (*reader.ended(), *reader.summaries())}
+    assert {Cause.ERROR, Cause.STALE} <= counted.wasted.keys()
+    assert (counted.delivered, counted.filtered) > (0, 0)
+    assert known == counted
+    assert shown["p2"][Cause.ERROR] > 0

@@ -1,4 +1,4 @@
-"""The code of the README, of docs/rollouts.md and of docs/restarts.md runs as it stands."""
+"""The code of the README, of docs/rollouts.md, docs/restarts.md and docs/failures.md runs as it stands."""
 
 import json
 import re
@@ -9,14 +9,23 @@ import httpx
 import pytest
 import trio
 
-from trio_rollout import IterableSource, SamplingParams, SingleTurn, open_ledger, open_rollout_engine
+from trio_rollout import (
+    EngineSettings,
+    IterableSource,
+    SamplingParams,
+    SingleTurn,
+    open_ledger,
+    open_rollout_engine,
+    rescore,
+)
+from trio_rollout.errors import EndOfData
 from trio_rollout.testing import FakeServers, Say, prompts
 from trio_rollout.tiny import DATA, TinySettings, open_tiny_process
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = {
     name: re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
-    for name in ("README.md", "docs/restarts.md", "docs/rollouts.md")
+    for name in ("README.md", "docs/failures.md", "docs/restarts.md", "docs/rollouts.md")
 }
 
 
@@ -121,3 +130,35 @@ async def test_the_rollout_of_ones_own_runs(autojump_clock, name):
 
     (segment,) = batch.groups[0].trajectories[0].segments
     assert segment.loss_mask.tolist() == [1, 1, 1, 1, 0, 0, 1, 1, 1, 1]
+
+
+async def test_what_a_ledger_has_stored_is_scored_again(tmp_path, capsys, monkeypatch):
+    block = block_with("docs/failures.md", "rescore(")
+    monkeypatch.chdir(tmp_path)
+
+    async def mended_reward(trajectory):
+        return 0.5
+
+    async def failing(trajectory):
+        raise KeyError("no such key")
+
+    settings = EngineSettings(samples_per_prompt=1)
+    async with (
+        open_ledger("runs/second") as ledger,
+        open_rollout_engine(
+            IterableSource(prompts(2)),
+            SingleTurn(),
+            servers=FakeServers(plan=lambda *_: Say(seconds=0)),
+            reward=failing,
+            ledger=ledger,
+            settings=settings,
+        ) as engine,
+    ):
+        with suppress(EndOfData):
+            await engine.next_batch(1)
+    names = {"open_ledger": open_ledger, "rescore": rescore, "mended_reward": mended_reward}
+    source = "".join(f"    {line}" for line in block.splitlines(keepends=True))
+    exec(compile(f"async def main():\n{source}", "docs/failures.md", "exec"), names)
+    await names["main"]()
+
+    assert capsys.readouterr().out.startswith("2 2 () ")
