@@ -95,8 +95,23 @@ async def test_f102_infrastructure_costs_a_sample_of_an_evaluation_alone():
 
     async with world(0) as w:
         (group,) = await w.engine.evaluate(held_out(1), generate, samples_per_prompt=4)
+        counts = w.engine.statistics()
     assert [row.status for row in group.trajectories] == [Status.COMPLETED] * 4
     assert sorted(calls) == [0, 1, *[2] * 6, 3]
+    seen = counts.evaluations
+    assert (seen.rollouts, seen.retries[Cause.INFRASTRUCTURE], sum(seen.retries.values())) == (9, 5, 5)
+    assert (seen.tokens.delivered, seen.tokens.wasted) == (4 * 4, {Cause.INFRASTRUCTURE: 5 * 4})
+    assert (counts.rollouts, counts.generated_tokens, sum(counts.retries.values())) == (0, 0, 0)
+
+
+async def test_the_tokens_of_a_cancelled_evaluation_are_wasted():
+    plan = lambda number, _: HANG if number == 2 else Say()
+    async with world(0, plan=plan) as w:
+        with trio.move_on_after(5):
+            await w.engine.evaluate(held_out(1), samples_per_prompt=3)
+        tokens = w.engine.statistics().evaluations.tokens
+    assert (tokens.in_flight, tokens.kept, tokens.delivered) == (0, 0, 0)
+    assert tokens.wasted == {Cause.CANCELLED: 2 * 4}
 
 
 async def test_f102_the_groups_deadline_keeps_the_finished_samples_of_an_evaluation():

@@ -16,7 +16,7 @@ class Counts(dict[Cause, int]):  # ruff: ignore[subclass-builtin]  a mapping tha
 
 @attrs.frozen(kw_only=True)
 class TokenCounts:
-    """Sampled tokens by what became of them; those of evaluations are not counted.
+    """Sampled tokens by what became of them; those of evaluations are counted apart, in ``EngineStatistics.evaluations``.
 
     ``in_flight``: of tries that are under way. ``kept``: of finished samples whose group is not delivered yet, and of recorded
     turns that the next try gets back. ``wasted``: thrown away, by cause. ``delivered`` and ``filtered`` count whole groups.
@@ -32,6 +32,21 @@ class TokenCounts:
     def wasted_total(self) -> int:
         """The tokens wasted for any cause."""
         return sum(self.wasted.values())
+
+
+@attrs.frozen(kw_only=True)
+class EvaluationCounts:
+    """Counts of the engine's evaluations, by the meaning of the fields of ``EngineStatistics``; the others leave them out."""
+
+    rollouts: int
+    retries: Mapping[Cause, int]
+    tokens: TokenCounts
+    """Delivered are those of prompts that were evaluated to their end."""
+
+
+_NO_EVALUATION = EvaluationCounts(
+    rollouts=0, retries=Counts(), tokens=TokenCounts(in_flight=0, kept=0, delivered=0, filtered=0, wasted=Counts())
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -66,6 +81,8 @@ class EngineStatistics:
     generated_tokens: int
     """Tokens sampled by finished turns, whatever became of their tries."""
     weight_version: int
+    evaluations: EvaluationCounts = _NO_EVALUATION
+    """Those of evaluations, since the engine was opened."""
 
 
 @attrs.frozen(kw_only=True)

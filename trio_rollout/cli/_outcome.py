@@ -10,7 +10,7 @@ import attrs
 from rich.table import Table
 
 from .._core.ledger_events import Recovered
-from .._core.statistics import EngineStatistics, TokenCounts
+from .._core.statistics import EngineStatistics, EvaluationCounts, TokenCounts
 from .._core.values import Failure, Group, QuarantineReport
 from ._display import by_cause, duration, scored, settled
 from ._status import ExitStatus
@@ -70,6 +70,7 @@ def finished_before(past: Recovered, *, total: int, out: Path) -> Outcome:
         requeues={},
         retries={},
         tokens=none,
+        evaluations=EvaluationCounts(rollouts=0, retries={}, tokens=none),
         late=0,
         orphans=0,
         generated_tokens=0,

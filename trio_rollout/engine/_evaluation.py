@@ -10,7 +10,7 @@ from typing import NoReturn, final
 import attrs
 import trio
 
-from .._core.enums import Status, Stop
+from .._core.enums import Cause, Status, Stop
 from .._core.samples import Samples
 from .._core.settings import Staleness
 from .._core.values import Group, GroupId, Prompt, Trajectory
@@ -113,8 +113,17 @@ class Evaluation:
             self.state.evaluation_slots.changed.notify()
 
     async def _settled(self, prompt: Prompt, lease: SlotLease) -> None:
+        samples, tally = Samples.of(self.samples), self.state.evaluated
+        try:
+            self._groups[prompt.group_id] = await self._whole(prompt, samples, lease)
+        except BaseException:
+            tally.drop(Cause.CANCELLED, samples.kept_tokens)
+            raise
+        tally.deliver(samples)
+
+    async def _whole(self, prompt: Prompt, samples: Samples, lease: SlotLease) -> Group:
         """Run attempts, the first one with this lease, until the group is whole or has failed for good."""
-        samples, retry, number = Samples.of(self.samples), self.context.settings.retry, 1
+        retry, number = self.context.settings.retry, 1
         outcome = await self._attempt(prompt, number, samples, lease)
         while isinstance(outcome, Unfinished) and not outcome.permanent:
             backoff = number if outcome.cause.uses_attempt else 0
@@ -122,7 +131,7 @@ class Evaluation:
             number += 1
             outcome = await self._attempt(prompt, number, samples, await self._claimed(len(samples.missing())))
         rows = _rows_of(prompt, samples, outcome)
-        self._groups[prompt.group_id] = Group(id=prompt.group_id, attempt=number, prompt=prompt, trajectories=rows)
+        return Group(id=prompt.group_id, attempt=number, prompt=prompt, trajectories=rows)
 
     async def _claimed(self, missing: int) -> SlotLease:
         """Wait for slots and the gate: the group's deadline begins when it can sample. Cancelled, none was taken."""
@@ -136,7 +145,8 @@ class Evaluation:
 
     async def _attempt(self, prompt: Prompt, number: int, samples: Samples, lease: SlotLease) -> Outcome:
         seconds = self.context.settings.deadlines.group
-        attempt = new_attempt(prompt, number, samples, seconds=seconds, min_samples=0)
+        tally = self.state.evaluated
+        attempt = new_attempt(prompt, number, samples, seconds=seconds, min_samples=0, tally=tally)
         with self.state.evaluations.holding(attempt), self._running.holding(attempt):
             return await run_attempt(attempt, self.context, lease)
 

@@ -19,7 +19,7 @@ from .._core.failures import FailureBudget
 from .._core.ledger_events import Recovered
 from .._core.lifecycle import State
 from .._core.samples import Samples, SampleState
-from .._core.statistics import Counts, EngineStatistics, ServerStatistics
+from .._core.statistics import Counts, EngineStatistics, EvaluationCounts, ServerStatistics
 from .._core.tally import Tally
 from .._core.values import Group, Prompt
 from .._util.condition import Condition
@@ -90,6 +90,7 @@ class EngineState:
     phase: Phase = attrs.field(default=Phase.RUNNING, init=False)
     exhausted: bool = attrs.field(default=False, init=False)
     tally: Tally = attrs.field(factory=Tally, init=False)
+    evaluated: Tally = attrs.field(factory=Tally, init=False)
 
     def recover(self, past: Recovered) -> None:
         """Take over the groups that a ledger remembers as settled or unfinished."""
@@ -227,6 +228,11 @@ class EngineState:
             rollouts=self.tally.tries,
             generated_tokens=self.tally.sampled,
             weight_version=self.context.gate.version,
+            evaluations=EvaluationCounts(
+                rollouts=self.evaluated.tries,
+                retries=Counts(self.evaluated.retries),
+                tokens=self.evaluated.tokens(),
+            ),
         )
 
 
