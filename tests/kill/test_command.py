@@ -6,6 +6,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import trio
+
 from trio_rollout import Prompt, SamplingParams, Trajectory
 from trio_rollout._core.lifecycle import State
 from trio_rollout.abc import Rollout
@@ -15,13 +17,18 @@ from trio_rollout.ledger import read_ledger
 from .servers import COMMAND, ROOT, observed_server
 from .turns import Sample, Turns
 
-PROMPTS, SAMPLES = 6, 4
+PROMPTS, SAMPLES, LIVES = 6, 4, 3
 
 
 async def generate(prompt: Prompt, rollout: Rollout) -> Trajectory:
-    """Sample 1, 9, 17 or 25 turns; the last line of each is for the server's notes. This runs inside the command."""
+    """Sample up to four turns; the last line of each is for the server's notes. This runs inside the command.
+
+    The last sample of each group hangs in all lives but the last, so there is all the time to kill the command.
+    """
     turns = []
-    for turn in range(1 + 8 * rollout.index):
+    for turn in range(1 + rollout.index):
+        if rollout.index == turn == SAMPLES - 1 and int(os.environ["LIFE"]) < LIVES - 1:
+            await trio.sleep_forever()
         line = f"{os.environ['LIFE']} {prompt.group_id} {rollout.index} {rollout.attempt} {turn}"
         turns.append(await rollout.generate(f"{rollout.input}\n{line}", SamplingParams(max_new_tokens=4)))
     return rollout.finish(turns)
@@ -75,12 +82,12 @@ def test_f103_the_command_samples_again_only_what_was_not_on_disk(tmp_path):
             "generate": "tests.kill.test_command:generate",
             "reward": "regex:",
         }
-        for life, until in enumerate((PROMPTS, 2 * PROMPTS)):
-            assert live(out, options, life, until=until) == -9
+        for until in (PROMPTS, (SAMPLES - 1) * PROMPTS):
+            assert live(out, options, turns.life, until=until) == -9
             on_disk, siblings = samples_in(out)
             assert len(siblings) >= until
             turns.end_life(on_disk)
         assert live(out, options, turns.life, until=None) == 0
         turns.end_life(samples_in(out)[0])
     assert turns.problems == []
-    assert turns.counts["turns"] >= PROMPTS * sum(1 + 8 * index for index in range(SAMPLES))
+    assert turns.counts["turns"] >= PROMPTS * sum(1 + index for index in range(SAMPLES))
