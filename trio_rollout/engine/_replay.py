@@ -8,6 +8,7 @@ See docs/decisions/0052-recorded-turns-are-given-back.md.
 
 import hashlib
 import json
+import operator
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias, final
 
@@ -117,7 +118,7 @@ def digest_of_request(prompt: ModelInput, sampling: SamplingParams, extra: Mappi
             kind, content = b"text", prompt.encode("utf-8", "surrogatepass")
         else:
             kind, content = b"ids", id_array(prompt).tobytes()
-        fields = json.dumps([attrs.asdict(sampling, recurse=False), extra], sort_keys=True, default=_as_json)
+        fields = _encode([_fields_of(sampling), extra])
     except (TypeError, ValueError, RecursionError):
         return None
     digest = hashlib.blake2b(digest_size=16)
@@ -125,6 +126,14 @@ def digest_of_request(prompt: ModelInput, sampling: SamplingParams, extra: Mappi
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.digest()
+
+
+_OWN_FIELDS = operator.attrgetter(*(field.name for field in attrs.fields(SamplingParams)))
+
+
+def _fields_of(sampling: SamplingParams) -> object:
+    """Return every field of the sampling parameters, also those of a user's subclass."""
+    return _OWN_FIELDS(sampling) if type(sampling) is SamplingParams else attrs.asdict(sampling, recurse=False)
 
 
 def _as_json(value: object) -> object:
@@ -143,3 +152,6 @@ def _as_json(value: object) -> object:
         case bytes():
             return ["bytes", value.hex()]
     raise TypeError(f"{type(value).__name__} can't be expressed in JSON")
+
+
+_encode = json.JSONEncoder(sort_keys=True, default=_as_json).encode

@@ -36,9 +36,16 @@ class BodyTable:
     name: str
     db: apsw.Connection
     segment_changes: list[tuple[int, int]]
+    _is_empty: bool = attrs.field(init=False)
+    """True until a row is stored: a run without turns, or of fast groups only, pays for no deletion."""
+
+    def __attrs_post_init__(self) -> None:
+        query = f"SELECT id FROM {self.name} LIMIT 1"  # ruff: ignore[hardcoded-sql-expression]  ours
+        self._is_empty = not list(self.db.execute(query))
 
     def insert(self, body: Location, **columns: int) -> None:
         """Insert a row, unless there is one that it contradicts."""
+        self._is_empty = False
         names, marks = ", ".join(columns), "?, " * len(columns)
         inserted = self.db.execute(
             f"INSERT INTO {self.name}({names}, segment, start, length, crc, body) "
@@ -50,6 +57,8 @@ class BodyTable:
 
     def delete(self, which: str, *values: int) -> None:
         """Delete the rows for which this SQL expression holds."""
+        if self._is_empty:
+            return
         query = f"DELETE FROM {self.name} WHERE {which} RETURNING segment, length"  # ruff: ignore[hardcoded-sql-expression]  ours
         for segment, length in self.db.execute(query, values):
             if segment is not None:
