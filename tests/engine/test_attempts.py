@@ -371,6 +371,30 @@ async def test_when_a_groups_deadline_passes_the_log_shows_what_was_stuck(caplog
     assert "rollout 0/p0 attempt 1 index 1" in record.message
 
 
+async def test_each_overdue_group_is_logged_once(caplog):
+    """One task looks after all groups: while one that is overdue still cleans up, and after one that ended early."""
+
+    async def generate(prompt, rollout):
+        if prompt.id == "p0":
+            return rollout.finish([await rollout.generate(rollout.input)])
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(1)
+
+    class OneByOne(IterableSource):
+        async def take(self, limit):
+            await trio.sleep(0.25)
+            return await super().take(min(1, limit))
+
+    retry, deadlines = Retry(max_attempts=1), {"group": 10.0}
+    async with world(source=OneByOne(prompts(5)), generate=generate, deadlines=deadlines, retry=retry) as w:
+        await take_all(w.engine)
+    logged = [record.message.split()[1] for record in caplog.records if "has passed" in record.message]
+    assert logged == [f"0/p{number}:" for number in range(1, 5)]
+
+
 async def test_an_attempt_that_is_cancelled_for_another_reason_logs_no_tasks(caplog):
     async with world(2, plan=lambda *_: HANG) as w:
         await trio.sleep(1)
