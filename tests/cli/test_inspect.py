@@ -5,7 +5,7 @@ import pytest
 import trio
 from click.testing import CliRunner
 
-from trio_rollout._core.enums import Cause
+from trio_rollout._core.enums import Cause, Stop
 from trio_rollout._core.ledger_events import (
     Acked,
     Delivered,
@@ -16,7 +16,9 @@ from trio_rollout._core.ledger_events import (
     RunIdentity,
     SampleKept,
     SamplesTried,
+    TurnRecorded,
 )
+from trio_rollout._core.turn_log import RecordedTurn
 from trio_rollout._core.values import (
     Failure,
     Group,
@@ -25,6 +27,7 @@ from trio_rollout._core.values import (
     QuarantineReport,
     Segment,
     Trajectory,
+    Turn,
     VersionSpan,
 )
 from trio_rollout.cli._entry import Commands
@@ -103,14 +106,26 @@ async def _keep_samples(path):
             ],
             reward=0.5,
         )
+        answer = Turn(
+            rid="r",
+            prompt_ids=(),
+            output_ids=[1, 2],
+            log_probs=[-1, -1],
+            text="so",
+            stop=Stop.STOP,
+            weight_version=0,
+            versions=[],
+        )
+        recorded = [RecordedTurn(number=number, request=b"r", turn=answer) for number in range(2)]
         await ledger.record([SampleKept(id=GroupId(0, "e"), attempt=1, trajectory=row)])
+        await ledger.record([TurnRecorded(id=GroupId(0, "e"), index=0, record=each) for each in recorded])
 
 
 def test_a_waiting_group_shows_the_samples_that_are_finished(shown, results):
     trio.run(_keep_samples, results)
 
     assert shown("e") == [
-        "0/e waiting not tried yet 1 finished sample",
+        "0/e waiting not tried yet 1 finished sample 2 recorded turns 4 tokens",
         "--- prompt",
         "[user] hi",
         "--- rollout 1: completed, stop stop, 1 turn, reward 0.5",

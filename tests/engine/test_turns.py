@@ -18,10 +18,13 @@ from trio_rollout import (
     Retry,
     SamplingParams,
     Staleness,
+    open_ledger,
 )
 from trio_rollout._core.ledger_events import TurnRecorded, TurnsDropped
 from trio_rollout.errors import ContextFull, InfrastructureError, ServerLost, SettingsError
+from trio_rollout.ledger import read_ledger
 from trio_rollout.testing import HANG, Fail, FakeServers, Say, prompts
+from trio_rollout.testing._sim.world import SimIO
 
 from .conftest import settings, take_all, world
 from .test_restarts import Killed, Runs
@@ -664,3 +667,26 @@ async def test_a_turn_that_cannot_be_stored_costs_its_record_only():
         await take_all(w.engine)
     assert agent.tries()[0][0] == "answer 0"
     assert servers.calls - before == 5
+
+
+async def test_the_ledger_counts_the_tokens_of_turns_as_the_engine_does(tmp_path):
+    """Recorded turns are kept tokens there too, and those that were dropped are wasted."""
+
+    async def generate(prompt, rollout):
+        for number in range(4):
+            await rollout.generate([1, number, rollout.attempt if number == 1 else 0])
+        raise InfrastructureError("sandbox")
+
+    plan = lambda call, ids: HANG if call == 6 else Say()
+    async with (
+        open_ledger(tmp_path, io=SimIO()) as ledger,
+        world(1, generate=generate, plan=plan, ledger=ledger, **TURNS) as w,
+    ):
+        await trio.sleep(10)
+        await w.engine.drain(grace=0)
+        counted = w.engine.statistics().tokens
+    with read_ledger(tmp_path) as reader:
+        (summary,) = reader.summaries()
+        assert reader.tokens() == counted
+    assert (counted.kept, counted.wasted) == (12, {Cause.INFRASTRUCTURE: 12})
+    assert (summary.kept, summary.turns, summary.tokens) == (0, 3, 12)

@@ -173,6 +173,8 @@ def summary_line(summary: GroupSummary) -> str:
     parts = [str(summary.id), summary.state.value + step, tries(summary)]
     if summary.kept:
         parts.append(number_of(summary.kept, "finished sample"))
+    if summary.turns:
+        parts.append(number_of(summary.turns, "recorded turn"))
     if summary.cause is not None:
         parts.append(f"last cause {summary.cause.value}")
     if summary.reason is not None:

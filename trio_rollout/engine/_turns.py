@@ -11,7 +11,7 @@ from typing import final
 import attrs
 
 from .._core.enums import Cause
-from .._core.ledger_events import TurnRecorded, TurnsDropped
+from .._core.ledger_events import SamplesTried, TurnRecorded, TurnsDropped
 from .._core.samples import Samples, SampleState
 from .._core.tally import Tally
 from .._core.turn_log import RecordedTurn, TurnLog
@@ -46,6 +46,9 @@ class TurnKeeper:
         if dropped:
             self._lose(cause, sum(record.tokens for record in dropped))
             self._delete(index, dropped)
+            if self.recorder is not None:  # the tokens in vain go with the records
+                counts = tuple([sample.counts for sample in self.samples])
+                self.recorder.note(SamplesTried(id=self.id, samples=counts, wasted=dict(self.samples.wasted)))
 
     def end_try(self, index: int, cause: Cause) -> int:
         """End a try without a result. Return the tokens of its turns that the next try gets back."""

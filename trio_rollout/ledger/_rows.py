@@ -304,7 +304,7 @@ class EventApplier:
                 self.rows.update(row, counts=encode_counts(counts), wasted=encode_wasted(wasted))
             case TurnRecorded(index=index, record=record):
                 (location,) = locations
-                samples.put_turn(row.seq, index, record.number, location)
+                samples.put_turn(row.seq, index, record.number, location, tokens=record.tokens)
             case TurnsDropped(index=index, numbers=numbers):
                 samples.drop_turns(row.seq, index, numbers)
 

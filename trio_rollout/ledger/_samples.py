@@ -117,9 +117,9 @@ class SampleRows:
         self.samples.delete("seq = ?", seq)
         self.drop_all_turns(seq)
 
-    def put_turn(self, seq: int, index: int, number: int, body: Location) -> None:
+    def put_turn(self, seq: int, index: int, number: int, body: Location, *, tokens: int) -> None:
         """Store a turn of a sample."""
-        self.turns.insert(body, seq=seq, idx=index, number=number)
+        self.turns.insert(body, seq=seq, idx=index, number=number, tokens=tokens)
 
     def drop_turns(self, seq: int, index: int, numbers: Iterable[int]) -> None:
         """Delete these turns of a sample, as far as they are stored."""

@@ -84,23 +84,23 @@ ALTER TABLE groups ADD COLUMN rescored INTEGER NOT NULL DEFAULT 0;  -- the last 
 ALTER TABLE samples ADD COLUMN {_TOKENS};
 CREATE TABLE {_ENDED};
 """
-_FORMAT_4 = """
-CREATE TABLE turns(
+_TURNS = """turns(
   id INTEGER PRIMARY KEY,
   seq INTEGER NOT NULL,           -- the group, which waits
   idx INTEGER NOT NULL,           -- the sample, which is not finished
   number INTEGER NOT NULL,
+  tokens INTEGER NOT NULL,
   segment INTEGER,                -- the body (a recorded turn), if it lies in a segment
   start INTEGER,
   length INTEGER,
   crc INTEGER,
   body BLOB,                      -- the body, if it does not
   UNIQUE(seq, idx, number)
-);
+)"""
+_FORMAT_4 = f"""
+CREATE TABLE {_TURNS};
 CREATE INDEX turns_by_segment ON turns(segment) WHERE segment IS NOT NULL;
 """
-_NEWEST_READ = 3
-"""The newest format with tables that readers ask for: no reader asks for turns."""
 _MIGRATIONS = (_FORMAT_1, _FORMAT_2, _FORMAT_3, _FORMAT_4)
 """The statements that lead from each format to the next. A new ledger goes through all of them."""
 
@@ -172,9 +172,12 @@ def prepare_reader(db: apsw.Connection, where: str) -> None:
     A run that brings the ledger up to date meanwhile shows what is new in it to the next reader only.
     """
     found = check_format(db, where)
-    if found >= _NEWEST_READ:
+    if found == FORMAT:
         return
-    db.execute(f"PRAGMA temp_store = MEMORY; CREATE TEMP TABLE {_ENDED}")
+    db.execute(f"PRAGMA temp_store = MEMORY; CREATE TEMP TABLE {_TURNS}")
+    if found == 3:  # ruff: ignore[magic-value-comparison]  the format
+        return
+    db.execute(f"CREATE TEMP TABLE {_ENDED}")
     # Of two columns with one name the first counts: after the ledger was brought up to date, its own.
     db.execute("CREATE TEMP VIEW groups AS SELECT *, 0 AS tokens, NULL AS wasted, 0 AS rescored FROM main.groups")
     if found == 1:
