@@ -4,9 +4,9 @@ import attrs
 import pytest
 import trio
 
-from trio_rollout import PauseMode, Retry, Staleness
+from trio_rollout import Cause, Failure, PauseMode, Retry, Staleness
 from trio_rollout._core.lifecycle import State
-from trio_rollout.errors import InfrastructureError, SandboxLost
+from trio_rollout.errors import FailedElsewhere, InfrastructureError, SandboxLost
 from trio_rollout.sources import IterableSource
 from trio_rollout.testing import Say, prompts
 from trio_rollout.testing._sim.disk import SimDisk
@@ -250,3 +250,52 @@ async def test_a_call_that_outlives_its_try_leaves_no_token_in_flight():
             await trio.sleep(10)
             now = w.engine.statistics()
         assert now.tokens.in_flight == 0
+
+
+async def test_tokens_of_another_client_are_counted_and_are_progress():
+    """``Retry.max_free`` bounds failures without a new token; noted ones are new, and wasted with their try."""
+    left = [SandboxLost("gone")] * 5
+
+    async def generate(prompt, rollout):
+        turn = await rollout.generate(rollout.input) if not left else None
+        rollout.note_tokens(3)
+        assert rollout.new_tokens == (3 if left else 3 + 4)
+        if left:
+            raise left.pop()
+        return rollout.finish([turn])
+
+    retry = Retry(max_free=1, backoff_base=0.01, backoff_max=0.01)
+    async with world(1, generate=generate, samples_per_prompt=1, retry=retry) as w:
+        assert len(await take_all(w.engine)) == 1
+        counts = w.engine.statistics()
+    assert (counts.tokens.delivered, counts.tokens.wasted) == (3 + 4, {Cause.INFRASTRUCTURE: 5 * 3})
+    assert counts.generated_tokens == 6 * 3 + 4
+
+
+@pytest.mark.parametrize("cause", [Cause.DEADLINE, Cause.SERVER_ABORT, Cause.INFRASTRUCTURE, Cause.ERROR])
+async def test_a_failure_of_another_engine_is_counted_as_it_judged_it(cause):
+    failure = Failure(cause=cause, type="Foreign", message="there", traceback="far away")
+    left = [FailedElsewhere("a lease", failure=failure)]
+
+    async def generate(prompt, rollout):
+        if rollout.index == 1 and left:
+            raise left.pop()
+        return rollout.finish([await rollout.generate(rollout.input)])
+
+    async with world(1, generate=generate) as w:
+        assert len(await take_all(w.engine)) == 1
+        retries = w.engine.statistics().retries
+    assert {each: count for each, count in retries.items() if count} == {cause: 1}
+
+
+async def test_a_failure_of_another_engine_that_nothing_can_help_ends_its_group_at_once():
+    failure = Failure(cause=Cause.ERROR, type="Foreign", message="there", traceback="far away")
+
+    async def generate(prompt, rollout):
+        raise FailedElsewhere("a lease", failure=failure, permanent=True)
+
+    async with world(1, generate=generate) as w:
+        assert await take_all(w.engine) == []
+        (report,) = w.engine.quarantined()
+    assert (report.attempts, report.error.type, report.error.traceback) == (1, "Foreign", "far away")
+    assert (report.error.group, report.error.attempt) == (report.id, 1)
