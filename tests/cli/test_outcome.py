@@ -76,6 +76,20 @@ def test_an_interrupt_after_the_last_group_says_that_nothing_is_left(interrupted
     assert list(closing_lines(outcome)) == ["drained: no groups are left to do"]
 
 
+def test_the_summary_counts_all_rollouts_and_apart_from_them_those_of_scored_groups(finished):
+    """Those of quarantined groups, and tries that failed, are rollouts, too."""
+
+    def shown(outcome):
+        out = io.StringIO()
+        Console(file=out, width=100).print(summary(outcome))
+        return [" ".join(line.replace("│", " ").split()) for line in out.getvalue().splitlines()]
+
+    assert "rollouts of scored groups 40" not in shown(finished)
+    lines = shown(attrs.evolve(finished, rollouts=55))
+    assert "rollouts in this run 55" in lines
+    assert "rollouts of scored groups 40" in lines
+
+
 def test_the_summary_counts_groups_since_the_beginning_and_tokens_of_this_run(finished):
     out = io.StringIO()
 

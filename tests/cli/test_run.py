@@ -280,7 +280,8 @@ def test_finished_groups_survive_a_kill(slow, slow_run, scripted, tmp_path):
     assert again.status == 0, again.out + again.err
     groups = exported(tmp_path / "out")
     assert len(groups) == 6
-    assert kept.items() <= groups.items()
+    for name, group in kept.items():  # its state may have changed: it is acked now
+        assert groups[name]["trajectories"] == group["trajectories"]
 
 
 def test_a_second_ctrl_c_cancels(slow, slow_run, tmp_path):
