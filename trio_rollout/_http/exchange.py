@@ -116,6 +116,8 @@ class Exchange:
         if not self._closed:
             self._closed = True
             self._pool.give_back(self._connection, reusable=reusable)
+            if self._reader.response is None:  # the exception that ended it keeps this exchange alive for a while
+                self._reader.forget()
 
     def observe(self, content_type: str, observer: Callable[[bytes], None]) -> None:
         """Hand the body of a 200 answer of this content type to ``observer`` as it arrives, in place of collecting it.

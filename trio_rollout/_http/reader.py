@@ -28,8 +28,8 @@ INTERIM_LIMIT: Final = 32
 # The largest answers carry the routed experts of a long context: hundreds of MB. A length above this is taken for damage.
 BODY_LIMIT: Final = 1 << 30
 SCRATCH_SIZE: Final = 65536
-# A chunk of one byte is sent as six; chunk extensions and trailers are framing too.
-_FRAMING_PER_BYTE: Final = 16
+# A chunk of two bytes is sent as seven; chunk extensions and trailers are framing too. Each chunk costs the same.
+_FRAMING_PER_BYTE: Final = 4
 # A body that goes through the parser is read in pieces of this size: what each costs does not depend on the server.
 _PIECE: Final = 16384
 _FIRST_BUFFER: Final = 256 * 1024
@@ -186,6 +186,10 @@ class ResponseReader:
     def observe(self, content_type: bytes, observer: Callable[[bytes], None]) -> None:
         """Hand the body of a 200 answer of this content type to ``observer``, if it has no announced length."""
         self._observed, self._observer = content_type, observer
+
+    def forget(self) -> None:
+        """Drop what was received of an answer that is given up."""
+        self._pending, self._body, self._sink = b"", memoryview(b""), _Sink()
 
     def _ended(self) -> None:
         if self._state is _State.UNTIL_EOF:
