@@ -10,8 +10,8 @@ both meet the same machine. What is measured must hold on a machine that other p
 - The hostile answers' share of a core is what a client that has one core for itself would lose: CPU time beside the hostile server, less
   what the good answers cost alone. Other programs can only lower it.
 
-The long form is run on a machine of its own: ratio and lateness must hold in it. The short form is part of the suite, whose other
-tests run at the same time, beside three processes of its own. Noise makes ratio and lateness worse and never better, so one try of
+The long form is run on a machine that has nothing else to do: ratio and lateness must hold in it. The short form is part of the
+suite, whose other tests run at the same time. Noise makes ratio and lateness worse and never better, so one try of
 three has to keep a wider bound; the step and the share, which are measured in CPU time, have the same bounds in both.
 """
 
@@ -83,7 +83,7 @@ class LongestStep(trio.abc.Instrument):
 
 @attrs.define
 class Seen:
-    """What one slice saw."""
+    """The numbers of one slice."""
 
     answers: int = 0
     cpu: float = 0.0
@@ -133,7 +133,7 @@ async def one_slice(good: SGLangServers, hostile: SGLangServers | None, seconds:
 
 @attrs.frozen
 class Result:
-    """What all slices saw: each pair's ratio, the worst or the median lateness, and what was measured in CPU time."""
+    """The numbers of all slices: each pair's ratio, the worst or the median lateness, and what was measured in CPU time."""
 
     ratios: list[float]
     late_alone: list[float]
@@ -152,7 +152,7 @@ class Result:
         )
 
     def check(self) -> None:
-        """What no other program can change."""
+        """Check the numbers that no other program can change."""
         assert all(self.ends)
         assert self.step <= LATE_S
         assert self.share <= SHARE
