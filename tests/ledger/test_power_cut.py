@@ -130,14 +130,18 @@ def following(log: list[Op], index: int) -> Op | None:
     return log[index] if index < len(log) else None
 
 
-def broken_promises(told: Told, *, deaf: Callable[[Op], bool] | None = None, bytes_apart: int | None) -> Iterator[str]:
-    """Cut the power before every operation, in many ways; yield each broken promise."""
+def broken_promises(
+    told: Told, *, deaf: Callable[[Op], bool] | None = None, bytes_apart: int | None, begin: int = 0
+) -> Iterator[str]:
+    """Cut the power before every operation from ``begin`` on, in many ways; yield each broken promise."""
     rng = random.Random(7)
     promised = 0
     seen: set[tuple[int, int]] = set()
     for index, files in replay(told.disk.log, deaf=deaf):
         if index and isinstance(mark := told.disk.log[index - 1], Mark):
             promised = mark.number
+        if index < begin:
+            continue
         found = images(files, rng)
         if bytes_apart is not None and isinstance(following(told.disk.log, index), Sync):
             found = itertools.chain(found, torn_images(files, bytes_apart=bytes_apart))  # as long as the tail gets

@@ -186,7 +186,7 @@ def test_what_is_no_ledger_is_refused(tmp_path):
     with pytest.raises(LedgerError, match=r"is no ledger: it has no ledger\.db"), read_ledger(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / "ledger.db").touch()
+    apsw.Connection(str(tmp_path / "ledger.db")).execute("PRAGMA user_version = 1")
     with pytest.raises(LedgerError, match="is empty: its run was stopped"), read_ledger(tmp_path):
         pass
     (tmp_path / "ledger.db").write_bytes(b"no database" * 1000)

@@ -26,6 +26,7 @@ ENTRIES = (
         171,
         176,
         177,
+        178,
     ),
 )
 """The entries of both catalogues that are answered; add a number together with its row."""

@@ -5,13 +5,15 @@ has reclaimed or moved meanwhile is looked up again.
 """
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast, final
 
 import apsw
 import attrs
@@ -24,12 +26,13 @@ from .._core.values import Failure, Group, GroupId, Prompt, QuarantineReport
 from ..errors import LedgerError
 from . import _schema
 from ._codec import decode_failure, decode_group, decode_prompt, decode_sample, decode_wasted, unpacked
-from ._disk import DATABASE, read_at
+from ._disk import DATABASE, open_own, read_at
 from ._location import Inline, Location, location_of
 from ._recover import quarantined
 from ._samples import GroupSamples, find_samples
 from ._segments import name_of
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _PAGE = 256
@@ -113,6 +116,33 @@ def _summary(row: tuple[Any, ...]) -> GroupSummary:
     )
 
 
+@contextmanager
+def _damage_told(path: Path) -> Generator[None]:
+    """Raise a LedgerError for everything that a damaged ledger may raise."""
+    try:
+        yield
+    except LedgerError:
+        raise
+    except Exception as error:
+        raise LedgerError(f"ledger {path} is damaged, or can't be read: {type(error).__name__}: {error}") from error
+
+
+def _told(method: Callable[Concatenate["LedgerReader", P], T]) -> Callable[Concatenate["LedgerReader", P], T]:
+    """Have a method, also one that yields, raise a LedgerError for everything that a damaged ledger may raise."""
+
+    def each(path: Path, found: Iterator[Any]) -> Iterator[Any]:
+        with _damage_told(path):
+            yield from found
+
+    @wraps(method)
+    def read(self: "LedgerReader", *args: P.args, **options: P.kwargs) -> T:
+        with _damage_told(self._path):
+            found: Any = method(self, *args, **options)
+        return cast(T, each(self._path, found) if isinstance(found, Iterator) else found)
+
+    return cast("Callable[Concatenate[LedgerReader, P], T]", read)
+
+
 @final
 @attrs.define(eq=False, repr=False)
 class LedgerReader:
@@ -121,10 +151,12 @@ class LedgerReader:
     _path: Path
     _db: apsw.Connection
 
+    @_told
     def identity(self) -> RunIdentity | None:
         """Return the run that the ledger belongs to; None if no run has begun."""
         return _schema.identity_of(self._db)
 
+    @_told
     def counts(self) -> dict[State, int]:
         """Return the number of groups in each state; acked and filtered ones count also after their rows were reclaimed."""
         found: dict[str, int] = dict(self._db.execute("SELECT state, count(*) FROM groups GROUP BY 1"))
@@ -132,10 +164,12 @@ class LedgerReader:
         states = (State.WAITING, State.READY, State.DELIVERED, State.QUARANTINED)
         return {state: found.get(state.value, 0) for state in states} | ended
 
+    @_told
     def next_step(self) -> int:
         """Return the step of the next new batch."""
         return _schema.get_int(self._db, "next_step")
 
+    @_told
     def weight_version(self) -> int | None:
         """Return the version of the last weight update, or of the newest token of a finished group; None without both."""
         ((newest,),) = self._db.execute(
@@ -145,6 +179,7 @@ class LedgerReader:
         version = newest if known is None else known
         return version if isinstance(version, int) else None
 
+    @_told
     def tokens(self) -> TokenCounts:
         """Return the sampled tokens by what became of them, as ``statistics().tokens`` does for one run.
 
@@ -161,15 +196,18 @@ class LedgerReader:
                 counts[_BECAME.get(summary.state, "kept")] += summary.tokens
         return TokenCounts(in_flight=0, wasted={cause: lost for cause, lost in wasted.items() if lost}, **counts)
 
+    @_told
     def summaries(self, *states: State) -> Iterator[GroupSummary]:
         """Yield the groups in these states, in any state if none is given, in the order they were pulled."""
         return map(_summary, self._rows(states))
 
+    @_told
     def summary_by_id(self, gid: GroupId) -> GroupSummary | None:
         """Return one group's summary; None if the ledger has no row of it, or none any more."""
         row = self._db.execute(_ROW, tuple(gid)).fetchone() or self._db.execute(_ENDED_ROW, tuple(gid)).fetchone()
         return None if row is None else _summary(row)
 
+    @_told
     def ended(self, *states: State) -> Iterator[GroupSummary]:
         """Yield the last groups that were acked or filtered and not kept, in the order of their ends; older ones are counted."""
         return map(_summary, self._pages(_ENDED_ROWS, states))
@@ -198,6 +236,7 @@ class LedgerReader:
             last = page[-1][0]
             yield from page
 
+    @_told
     def groups(self, *states: State) -> Iterator[tuple[State, Group]]:
         """Yield the finished groups in these states (default: ready, delivered, acked), in the order they were pulled.
 
@@ -208,6 +247,7 @@ class LedgerReader:
             if found is not None and found[0] in _WITH_GROUP:
                 yield found[0], decode_group(found[1])
 
+    @_told
     def group_by_id(self, gid: GroupId) -> Group | Prompt | None:
         """Return the group, or its prompt if it isn't finished; None if the ledger has no body for this id."""
         found = self._body(gid)
@@ -215,10 +255,12 @@ class LedgerReader:
             return None
         return decode_group(found[1]) if found[0] in _WITH_GROUP else decode_prompt(found[1])
 
+    @_told
     def quarantined(self) -> tuple[QuarantineReport, ...]:
         """Return the quarantined groups, in the order in which they were quarantined."""
         return quarantined(self._db)
 
+    @_told
     def samples(self, gid: GroupId) -> GroupSamples:
         """Return the samples that are stored of a group beside its body: of one that is waiting or quarantined."""
         found, row = self._body(gid), self._db.execute(_ROW, tuple(gid)).fetchone()
@@ -272,8 +314,13 @@ def _open(path: Path, options: str) -> apsw.Connection:
 
 
 def _connect(path: Path) -> apsw.Connection:
-    if not (path / DATABASE).exists():
+    if not os.path.lexists(path / DATABASE):
         raise LedgerError(f"{path} is no ledger: it has no {DATABASE}")
+    opened = open_own(path / DATABASE, os.O_RDONLY)
+    size = os.fstat(opened).st_size
+    os.close(opened)
+    if not size:
+        raise LedgerError(f"ledger {path}: {DATABASE} has 0 bytes, so its content was lost")
     try:
         return _open(path, "")
     except (apsw.ReadOnlyError, apsw.CantOpenError) as error:
@@ -297,7 +344,8 @@ def read_ledger(path: str | PathLike[str]) -> Generator[LedgerReader]:
       LedgerError: there is no ledger, or it has a newer format.
     """
     where = Path(path)
-    db = _connect(where)
+    with _damage_told(where):
+        db = _connect(where)
     try:
         yield LedgerReader(where, db)
     finally:

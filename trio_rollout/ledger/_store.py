@@ -10,6 +10,7 @@ and limits: docs/decisions/0008-what-the-ledger-is-made-of.md.
 
 import errno
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from typing import TypeVar, final
 
 import apsw
@@ -19,12 +20,12 @@ from .._core.ledger_events import Recovered, Rescoring, RunIdentity, Stored
 from .._core.lifecycle import State
 from ..errors import DataRefused, LedgerError
 from . import _rescoring, _schema
-from ._disk import Disk
+from ._disk import DATABASE, UNFINISHED, Disk
 from ._location import Inline, InSegment, Location
 from ._recover import recovered
 from ._rows import EventApplier, Row, Rows
 from ._samples import BodyRow
-from ._segments import Segments
+from ._segments import Segments, number_of
 from ._transaction import EncodedEvent, Transaction
 
 T = TypeVar("T")
@@ -77,12 +78,38 @@ class Store:
             raise
 
     def _open(self) -> None:
+        if DATABASE not in (names := self.disk.names()):
+            self._create(names)
+        elif not self.disk.size(DATABASE):
+            raise LedgerError(
+                f"ledger {self.where}: {DATABASE} has 0 bytes, so its content was lost: restore the file, or use another "
+                "directory"
+            )
         self._db = db = self.disk.connect()
         _schema.prepare(db, self.where)
         self._segments = Segments(disk=self.disk, max_bytes=self.limits.segment)
         self._segments.open(_schema.segments(db))
         self._rows = Rows(db)
         self._applier = EventApplier(rows=self._rows, read=self._read, keep=self.keep_acked)
+
+    def _create(self, names: Sequence[str]) -> None:
+        """Make the database under another name, so that under its own the database is never empty.
+
+        Raises:
+          LedgerError: other files say that there was a database.
+        """
+        left = [name for name in names if number_of(name) is not None or name == f"{DATABASE}-wal"]
+        if left:
+            raise LedgerError(
+                f"ledger {self.where} has {left[0]}, but no {DATABASE}: restore that file, or use another directory"
+            )
+        for name in names:
+            if name.startswith(UNFINISHED):
+                self.disk.delete(name)
+        with closing(self.disk.connect(UNFINISHED)) as db:
+            _schema.prepare(db, self.where)
+        self.disk.rename(UNFINISHED, DATABASE)
+        self.disk.sync_names()
 
     def close(self) -> None:
         """Close the database and unlock the directory."""
@@ -225,5 +252,12 @@ class Store:
             )
             self._broken = LedgerError(
                 f"ledger {self.where}: {what} failed and nothing more will be written: {error}; {hint}"
+            )
+            raise self._broken from error
+        except LedgerError:
+            raise
+        except Exception as error:  # what was written can't have become this by itself
+            self._broken = LedgerError(
+                f"ledger {self.where}: {what} failed, because the ledger is damaged: {type(error).__name__}: {error}"
             )
             raise self._broken from error

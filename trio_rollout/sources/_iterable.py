@@ -1,6 +1,8 @@
 """Prompts from any iterable: taken prompts are counted, prompts that were given back are kept."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from itertools import islice, starmap
 from typing import Any, Literal, final
@@ -23,8 +25,8 @@ class IterableSource:
 
     The iterable runs on the event loop and must not block: a source that reads or waits implements ``Source`` itself. A
     state holds a count, so ``restore`` goes through the iterable from its beginning, which must give the same prompts
-    again. ``identity`` names the prompts for a ledger, which refuses a source of another name. Without a name, only other
-    ids are noticed.
+    again: the same ids, inputs and labels. ``identity`` names the prompts for a ledger, which refuses a source of another
+    name before anything is read.
     """
 
     _prompts: Iterable[Prompt] = attrs.field(alias="prompts")
@@ -67,7 +69,10 @@ class IterableSource:
     def state(self) -> dict[str, object]:
         """Return the position as JSON data: the number of taken prompts, a digest of their ids, and those given back."""
         returned = tuple(prompt.group_id for prompt in self._returned)
-        return dumped(IterablePosition(taken=self._cursor.taken, digest=self._cursor.digest, returned=returned))
+        cursor = self._cursor
+        return dumped(
+            IterablePosition(taken=cursor.taken, digest=cursor.digest, content=cursor.content, returned=returned)
+        )
 
     def restore(self, state: Mapping[str, object]) -> None:
         """Go through the iterable again, up to the saved position.
@@ -88,6 +93,8 @@ class IterableSource:
             found.update((prompt.group_id, prompt) for prompt in ahead if prompt.group_id in wanted)
         before, now = (saved.taken, saved.digest), (cursor.taken, cursor.digest)
         require_same(before, now, what="sequence of prompts (count, digest)", source=self)
+        if saved.content is not None:
+            require_same(saved.content, cursor.content, what="content of prompts (digest)", source=self)
         if missing := [group_id for group_id in wanted if group_id not in found]:
             raise SourceError(
                 f"{self!r}: the state gives back prompts that were never taken: {', '.join(map(str, missing))}"
@@ -97,11 +104,15 @@ class IterableSource:
 
 @attrs.frozen(kw_only=True)
 class IterablePosition:
-    """A saved position: the number of taken prompts, a digest of their ids, and the prompts that were given back."""
+    """A saved position: the number of taken prompts, a digest of their ids, and the prompts that were given back.
+
+    ``content`` is a digest of their inputs and labels; None in a state of an older version.
+    """
 
     kind: Literal["iterable"] = "iterable"
     taken: Count
     digest: str
+    content: str | None = None
     returned: tuple[tuple[int, str], ...]
 
 
@@ -113,6 +124,7 @@ class Cursor:
     taken: int = 0
     failure: BaseException | None = None
     _digest: Any = attrs.field(factory=lambda: blake2b(digest_size=16))
+    _content: Any = attrs.field(factory=lambda: blake2b(digest_size=16))
 
     def advance(self, count: int) -> list[Prompt]:
         """Return up to ``count`` more prompts; fewer when the iterable ends or raises."""
@@ -136,7 +148,23 @@ class Cursor:
         found: str = self._digest.hexdigest()
         return found
 
+    @property
+    def content(self) -> str:
+        """The digest of the inputs and labels so far."""
+        found: str = self._content.hexdigest()
+        return found
+
     def _require_prompt(self, item: object) -> None:
         if not isinstance(item, Prompt):
             raise TypeError(f"item {self.taken} is of type {type(item).__name__}, not a Prompt")
         self._digest.update(f"{item.group_id}\n".encode())
+        self._content.update(_content_of(item))
+
+
+def _content_of(prompt: Prompt) -> bytes:
+    """Return what makes a prompt another one for the model, or for its reward, as far as it is JSON."""
+    ids = b"" if prompt.input_ids is None else prompt.input_ids.tobytes()
+    parts = (prompt.text, prompt.messages, prompt.tools, prompt.label)
+    with suppress(ValueError, TypeError, RecursionError):  # what is no JSON is told apart by its id alone
+        return ids + json.dumps(parts, default=lambda value: type(value).__name__).encode() + b"\n"
+    return ids + b"\n"

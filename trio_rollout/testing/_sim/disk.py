@@ -79,11 +79,11 @@ class SimDisk:
         """Mark in the log how far the scenario has come."""
         self.log.append(Mark(number))
 
-    def connect(self) -> apsw.Connection:
-        """Open a connection to the database on this disk."""
+    def connect(self, name: str = "ledger.db") -> apsw.Connection:
+        """Open a connection to a database on this disk."""
         vfs = _Vfs(self)
         try:
-            db = apsw.Connection("ledger.db", vfs=vfs.name)
+            db = apsw.Connection(name, vfs=vfs.name)
         except BaseException:
             vfs.unregister()
             raise
