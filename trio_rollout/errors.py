@@ -26,6 +26,14 @@ class SettingsError(RolloutError, ValueError):
     """
 
 
+class SettingsTypeError(SettingsError, TypeError):
+    """A setting has a name that does not exist, or an argument is of another type; the message says what is allowed.
+
+    Raised by the functions and classes that you call, at once. It is a TypeError as well, as Python's own errors of this kind
+    are. Correct the call.
+    """
+
+
 class SourceError(RolloutError):
     """The prompts can't be read, or a source broke its contract.
 

@@ -66,6 +66,10 @@ def test_a_bad_prompt_file_fails_the_run_before_it_begins(refused, tmp_path, con
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--server", "htp://x"], "its scheme is 'htp'"),
+        (["--server", "x:1"], "it has no scheme"),
+        (["--router", "htp://x"], "its scheme is 'htp'"),
+        (["--tasks", "gcd:3"], "not both: got"),
         (["--samples", 0], "0 is not in the range x>=1"),
         (["--temperature", -1], "-1.0 is not in the range x>=0"),
         (["--temperature", "nan"], "SamplingParams.temperature: got nan"),

@@ -24,9 +24,7 @@ ENTRIES = (
         *range(161, 167),
         169,
         171,
-        176,
-        177,
-        178,
+        *range(176, 179),
     ),
 )
 """The entries of both catalogues that are answered; add a number together with its row."""

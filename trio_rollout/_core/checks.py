@@ -1,18 +1,57 @@
 """Validators of settings: one message form, ``field: got value, allowed range``."""
 
+import difflib
+import functools
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import attrs
 
-from ..errors import SettingsError
+from ..errors import SettingsError, SettingsTypeError
+
+T = TypeVar("T")
 
 Validator: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
 
 def _refuse(instance: object, field: str, value: object, allowed: str) -> None:
     raise SettingsError(f"{type(instance).__name__}.{field}: got {value!r}, allowed: {allowed}")
+
+
+def names_suggested(kind: type[T]) -> type[T]:
+    """Decorate a class of settings: an unknown name is refused with the closest one that the class has."""
+    init: Callable[..., None] = kind.__init__
+
+    @functools.wraps(init)
+    def checked(self: object, *args: Any, **options: Any) -> None:
+        try:
+            init(self, *args, **options)
+        except TypeError:
+            fields: Any = attrs.fields(kind)  # type: ignore[arg-type]
+            known = [field.alias for field in fields if field.init]
+            for name in options.keys() - known:
+                longer = [it for it in known if it.startswith(f"{name}_")] or [
+                    it for it in known if name in it.split("_")
+                ]
+                close = list(dict.fromkeys([*longer, *difflib.get_close_matches(name, known, n=1)]))[:2]
+                hint = f"did you mean {' or '.join(close)}?" if close else f"allowed: {', '.join(known)}"
+                raise SettingsTypeError(f"{kind.__name__} has no setting {name!r}: {hint}") from None
+            raise
+
+    kind.__init__ = checked  # type: ignore[method-assign]
+    return kind
+
+
+def instance(*kinds: type) -> Validator:
+    """An object of one of these classes."""
+
+    def check(instance: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+        if not isinstance(value, kinds):
+            names = " or ".join(kind.__name__ for kind in kinds)
+            raise SettingsTypeError(f"{type(instance).__name__}.{attribute.name}: got {value!r}, allowed: {names}")
+
+    return check
 
 
 def _is_number(value: object) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import SettingsError
 from .arrays import ID_MAX
-from .checks import is_whole
+from .checks import is_whole, names_suggested
 
 _INT64: Final = 2**63
 _PENALTY: Final = 2.0
@@ -205,6 +205,7 @@ def _check_extra(_instance: "SamplingParams", _attribute: "attrs.Attribute[Any]"
     check_finite({name: item for name, item in value.items() if name not in NAMED}, "SamplingParams.extra")
 
 
+@names_suggested
 @attrs.frozen(kw_only=True)
 class SamplingParams:
     """The sampling parameters of one turn.

@@ -7,10 +7,11 @@ from typing import Any
 import attrs
 
 from ..errors import SettingsError
-from .checks import at_least, between, seconds, seconds_or_none, whole
+from .checks import at_least, between, instance, names_suggested, seconds, seconds_or_none, whole
 from .enums import Resume
 
 
+@names_suggested
 @attrs.frozen(kw_only=True)
 class Deadlines:
     """Limits by name. None, zero or less means: no limit (where a limit may be left out).
@@ -50,6 +51,7 @@ def _exceptions(_: object, field: "attrs.Attribute[Any]", value: Sequence[Any]) 
         )
 
 
+@names_suggested
 @attrs.frozen(kw_only=True)
 class Retry:
     """The number of tries of a sample, and the backoff between them.
@@ -70,6 +72,7 @@ class Retry:
     jitter: float = attrs.field(default=0.5, converter=float, validator=between(0.0, 1.0))
 
 
+@names_suggested
 @attrs.frozen(kw_only=True)
 class Pace:
     """Keep groups fresh by admission: none is started that could become too old, and the oldest is delivered first.
@@ -79,6 +82,7 @@ class Pace:
     """
 
 
+@names_suggested
 @attrs.frozen(kw_only=True)
 class Discard:
     """Keep groups fresh at delivery: a group that is too old is requeued with cause STALE.
@@ -89,6 +93,7 @@ class Discard:
     max_recycles: int = attrs.field(default=10, validator=whole(1))
 
 
+@names_suggested
 @attrs.frozen(kw_only=True)
 class Staleness:
     """The age that a group may have, in weight versions; None: any age.
@@ -99,7 +104,7 @@ class Staleness:
 
     max_versions: int | None = attrs.field(default=None, validator=attrs.validators.optional(whole(0)))
     spread: int | None = attrs.field(default=None, validator=attrs.validators.optional(whole(0)))
-    policy: Pace | Discard = attrs.field(factory=Pace, validator=attrs.validators.instance_of((Pace, Discard)))
+    policy: Pace | Discard = attrs.field(factory=Pace, validator=instance(Pace, Discard))
 
     def oldest_allowed(self, version: int, *, newest: float) -> float:
         """Return the lowest version that a token may have; -inf for any.
@@ -116,6 +121,7 @@ def _resume(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
         raise SettingsError(f"EngineSettings.{field.name}: got {value!r}, allowed: {allowed}")
 
 
+@names_suggested
 @attrs.frozen(kw_only=True)
 class EngineSettings:
     """Settings of one engine.
@@ -138,12 +144,12 @@ class EngineSettings:
     min_samples: int | None = attrs.field(default=None, validator=attrs.validators.optional(whole(1)))
     max_running: int = attrs.field(default=256, validator=whole(1))
     max_ready: int = attrs.field(default=64, validator=whole(1))
-    partial: bool = False
+    partial: bool = attrs.field(default=False, validator=instance(bool))
     resume: Resume = attrs.field(default=Resume.SAMPLES, validator=_resume)
-    wait_for_weights: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
-    deadlines: Deadlines = attrs.field(factory=Deadlines, validator=attrs.validators.instance_of(Deadlines))
-    retry: Retry = attrs.field(factory=Retry, validator=attrs.validators.instance_of(Retry))
-    staleness: Staleness = attrs.field(factory=Staleness, validator=attrs.validators.instance_of(Staleness))
+    wait_for_weights: bool = attrs.field(default=False, validator=instance(bool))
+    deadlines: Deadlines = attrs.field(factory=Deadlines, validator=instance(Deadlines))
+    retry: Retry = attrs.field(factory=Retry, validator=instance(Retry))
+    staleness: Staleness = attrs.field(factory=Staleness, validator=instance(Staleness))
     failure_budget: int = attrs.field(default=8, validator=whole(1))
 
     def __attrs_post_init__(self) -> None:

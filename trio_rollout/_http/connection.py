@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 
 import attrs
 
-from ..errors import SettingsError
+from ..errors import SettingsError, SettingsTypeError
 
 
 @attrs.frozen(kw_only=True)
@@ -47,6 +47,8 @@ def parse_url(url: str) -> Address:
     Raises:
       SettingsError: the URL is not ``http://``, ``https://`` or ``unix:/path``, or has a user, a query or a fragment.
     """
+    if not isinstance(url, str):
+        raise SettingsTypeError(f"a server's URL: got {url!r}, allowed: a string")
     try:
         parts = urllib.parse.urlsplit(url.strip())
         port = parts.port
@@ -59,8 +61,12 @@ def parse_url(url: str) -> Address:
         if parts.netloc or not path.startswith("/"):
             raise _refuse(url, "a unix socket needs an absolute path")
         return Address(url=f"unix:{path}", tls=False, host="localhost", port=80, unix_path=path, prefix="")
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise _refuse(url, "it has no scheme or no host")
+    if "://" not in url:
+        raise _refuse(url, "it has no scheme")
+    if parts.scheme not in {"http", "https"}:
+        raise _refuse(url, f"its scheme is {parts.scheme!r}")
+    if not parts.hostname:
+        raise _refuse(url, "it has no host")
     if not (parts.netloc + parts.path).isascii() or any(char.isspace() for char in parts.netloc + parts.path):
         raise _refuse(url, "only ASCII without spaces can be sent")
     tls = parts.scheme == "https"

@@ -7,6 +7,7 @@ functions takes a ``RunSync``; the default is ``run_in_thread``, and ``trio_roll
 is counted as hung until it ends. Too many of them are an error, because each holds memory, and the processor if it spins.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar, TypeVarTuple, final
@@ -17,6 +18,7 @@ import trio
 from .._core.checks import whole
 from .._core.failures import classes_of, words_of
 from ..errors import RewardError
+from .arguments import refuse, require_callable
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -121,6 +123,9 @@ def in_thread(fn: Callable[[T], R], *, limit: int = 8, max_hung: int = 8) -> InT
     into ``in_process``.
 
     Raises:
-      SettingsError: ``limit`` or ``max_hung`` is out of its range.
+      SettingsError: ``limit`` or ``max_hung`` is out of its range, or ``fn`` is no synchronous function.
     """
+    require_callable("fn", fn, "a synchronous function")
+    if inspect.iscoroutinefunction(inspect.unwrap(fn)):
+        raise refuse("fn", fn, "a synchronous function; an async one needs no thread around it")
     return InThread(fn, limit=limit, max_hung=max_hung)

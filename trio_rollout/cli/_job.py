@@ -24,6 +24,7 @@ from .._core.enums import Resume
 from .._core.sampling import SamplingParams
 from .._core.settings import Deadlines, EngineSettings, Retry
 from .._core.values import Prompt, Trajectory
+from .._http import parse_url
 from .._util.threads import run_in_thread
 from ..abc import Generate, Reward, Rollout, Source
 from ..errors import SourceError
@@ -65,6 +66,8 @@ def job_of(options: RunOptions) -> Job:
       SettingsError: a value is out of its range.
       SourceError: there are no prompts.
     """
+    for url in options.server if options.router is None else (*options.server, options.router):
+        parse_url(url)
     source = _source_of(options)
     require_variables(template_variables(options.template_variable), "--template-variable")
     if options.template_variable and options.tokenizer is None:
@@ -82,7 +85,12 @@ def job_of(options: RunOptions) -> Job:
 def _source_of(options: RunOptions) -> CliSource:
     if options.tasks is not None and options.prompts is None:
         return _tasks(options.tasks, options.task_seed)
-    if options.prompts is None or options.tasks is not None:
+    if options.tasks is not None:
+        raise click.UsageError(
+            f"give either --prompts FILE.jsonl or --tasks NAME:COUNT, not both: got {options.prompts} and {options.tasks}, "
+            "perhaps one of them by --config"
+        )
+    if options.prompts is None:
         raise click.UsageError("give either --prompts FILE.jsonl or --tasks NAME:COUNT")
     return JsonlSource(
         options.prompts,

@@ -16,6 +16,7 @@ from .._core.ledger_events import RunIdentity
 from .._core.settings import EngineSettings
 from .._core.statistics import EngineStatistics
 from .._core.values import Group, GroupId, QuarantineReport
+from .._util.arguments import require, require_async, require_methods
 from .._util.exception_groups import is_cancellation
 from .._util.ports import Ports
 from .._util.service import open_service
@@ -71,6 +72,8 @@ class RolloutEngine:
         Its ``anext`` raises what ``next_batch`` raises, and a RolloutError at the end of data if no group was delivered and
         some were quarantined.
         """
+        if not is_whole(size, 1):
+            raise ValueError(f"batches: size must be an integer >= 1, got {size!r}")
         return Batches(self, size)
 
     def weight_update(
@@ -117,6 +120,9 @@ class RolloutEngine:
         Raises:
           RuntimeError: it was called inside the caller's ``weight_update``.
         """
+        given: object = grace
+        if given is not None and (not isinstance(given, int | float) or math.isnan(given)):
+            raise ValueError(f"drain: grace must be a number of seconds, or None, got {grace!r}")
         self._refuse_inside_window("drain")
         deadlines = self._state.context.settings.deadlines
         await self._pool.drain(deadlines.drain - deadlines.abort if grace is None else grace)
@@ -137,6 +143,11 @@ class RolloutEngine:
           Exception: the engine's failure, or an exception of the source, as it was raised.
         """
         self._state.require_open("evaluate")
+        _require_source(source, "take")
+        if generate is not None:
+            require_async("generate", generate, "write async def, and await rollout.generate(...)")
+        if not is_whole(samples_per_prompt, 1):
+            raise ValueError(f"evaluate: samples_per_prompt must be an integer >= 1, got {samples_per_prompt!r}")
         self._refuse_inside_window("evaluate")
         state = self._state
         state.failure.check()
@@ -275,6 +286,23 @@ def identity_of(source: Source, settings: EngineSettings) -> RunIdentity:
     return RunIdentity(source=text, samples_per_prompt=settings.samples_per_prompt)
 
 
+def _require_source(source: object, *names: str) -> None:
+    advice = "a Source: an IterableSource(...) makes one of a list, a JsonlSource(path) of a file"
+    require_methods("source", source, names, advice)
+
+
+def _require_parts(source: object, generate: object, servers: object, ledger: object, gateway: object) -> None:
+    """Refuse parts that are of another kind: see ``open_rollout_engine``."""
+    _require_source(source, "take", "give_back", "state", "restore")
+    require_async("generate", generate, "write async def, and await rollout.generate(...)")
+    allowed = "what open_sglang_servers(urls) gives in its block, or other InferenceServers"
+    require_methods("servers", servers, ("under", "versions", "encode", "generate", "statistics"), allowed)
+    if ledger is not None:
+        require_methods("ledger", ledger, ("begin", "record"), "what open_ledger(path) gives in its block")
+    if gateway is not None:
+        require_methods("gateway", gateway, ("open_session",), "what open_gateway(servers) gives in its block")
+
+
 @asynccontextmanager
 async def open_rollout_engine(
     source: Source,
@@ -295,8 +323,16 @@ async def open_rollout_engine(
     Entering reads versions and the ledger. Leaving takes at most ``Deadlines.drain`` plus one accepted write.
 
     Raises:
+      SettingsTypeError: an argument is of another type, or a synchronous function.
       Exception: the body's, as it was raised; or the engine's (LedgerError: the ledger is another run's) if no call told it.
     """
+    _require_parts(source, generate, servers, ledger, gateway)
+    for what, function in (("reward", reward), ("group_reward", group_reward), ("group_filter", group_filter)):
+        if function is not None:
+            require_async(what, function, "trio_rollout.in_thread(f) makes it async")
+    require("settings", settings, (EngineSettings, type(None)), "EngineSettings")
+    for instrument in instruments:
+        require_methods("instruments", instrument, ("event",), "Instruments: objects with a method event()")
     settings, ports = settings or EngineSettings(), ports or Ports()
     context = RolloutContext(
         generate=generate,

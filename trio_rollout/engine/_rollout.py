@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NoReturn, final
 
 import attrs
 
+from .._core.checks import instance
 from .._core.enums import Status
 from .._core.events import TurnFinished
 from .._core.sampling import SamplingParams
@@ -208,7 +209,7 @@ def _default_sampling(generate: object) -> SamplingParams:
 class SingleTurn:
     """The stock generate function: one turn per rollout, sampled as ``sampling`` says."""
 
-    sampling: SamplingParams = attrs.field(factory=SamplingParams)
+    sampling: SamplingParams = attrs.field(factory=SamplingParams, validator=instance(SamplingParams))
 
     async def __call__(self, prompt: Prompt, rollout: Rollout, /) -> Trajectory:
         """Sample one answer to the prompt."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from .._core.checks import at_least, seconds, whole
+from .._core.checks import at_least, names_suggested, seconds, whole
 from ..tokenizer._tokenizer import require_variables
 
 
@@ -15,6 +15,7 @@ def _names(_: object, field: "attrs.Attribute[Mapping[str, object]]", value: Map
 _optional_whole = attrs.validators.optional(whole(1))
 
 
+@names_suggested
 @attrs.frozen(kw_only=True)
 class GatewaySettings:
     """Settings of one gateway. All times are seconds.

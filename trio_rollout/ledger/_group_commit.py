@@ -24,11 +24,13 @@ import attrs
 import outcome
 import trio
 
+from .._core.checks import names_suggested
 from ..errors import LedgerError
 
 T = TypeVar("T")
 
 
+@names_suggested
 @attrs.frozen(kw_only=True)
 class BatchLimits:
     """Limits of one batch: its writes, their bytes, and the seconds to wait for more of them.

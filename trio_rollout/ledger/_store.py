@@ -16,6 +16,7 @@ from typing import TypeVar, final
 import apsw
 import attrs
 
+from .._core.checks import names_suggested
 from .._core.ledger_events import Recovered, Rescoring, RunIdentity, Stored
 from .._core.lifecycle import State
 from ..errors import DataRefused, LedgerError
@@ -34,6 +35,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _MOST_MOVED_AT_ONCE = 16 * 2**20  # bytes; as much as one batch
 
 
+@names_suggested
 @attrs.frozen(kw_only=True)
 class StoreLimits:
     """Sizes in bytes.

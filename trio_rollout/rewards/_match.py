@@ -7,6 +7,7 @@ import attrs
 import trio
 
 from .._core.values import Trajectory
+from .._util.arguments import require
 from ..errors import RewardError
 
 
@@ -54,6 +55,7 @@ def regex_reward(pattern: str | re.Pattern[str]) -> RegexMatch:
     Raises:
       ValueError: the pattern is no regular expression.
     """
+    require("pattern", pattern, (str, re.Pattern), "a regular expression as text, or compiled")
     try:
         return RegexMatch(re.compile(pattern))
     except re.error as error:

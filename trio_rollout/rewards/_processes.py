@@ -10,6 +10,7 @@ A reply is data and bounded: a scorer process runs code that may be the policy's
 """
 
 import contextlib
+import inspect
 import json
 import os
 import pickle
@@ -26,6 +27,7 @@ import trio
 
 from .._core.checks import whole
 from .._core.scores import shown
+from .._util.arguments import refuse, require_callable
 from .._util.process_tree import kill_descendants
 from .._util.threads import scorer_name
 from ..errors import RewardError
@@ -47,8 +49,12 @@ def pickled_setup(fn: Callable[[Any], object]) -> bytes:
     """Return the first message for a scorer process: the function, and how to import it.
 
     Raises:
+      SettingsTypeError: it is no synchronous function.
       RewardError: another process can't find the function by name.
     """
+    require_callable("fn", fn, "a synchronous function")
+    if inspect.iscoroutinefunction(inspect.unwrap(fn)):
+        raise refuse("fn", fn, "a synchronous function; an async one needs no process around it")
     try:
         pickled = pickle.dumps(fn)
     except Exception as error:

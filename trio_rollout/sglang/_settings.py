@@ -2,10 +2,11 @@
 
 import attrs
 
-from .._core.checks import at_least, seconds, whole
+from .._core.checks import at_least, names_suggested, seconds, whole
 from .._core.enums import CacheSalt
 
 
+@names_suggested
 @attrs.frozen(kw_only=True)
 class ServerSettings:
     """The client's behaviour towards its servers.

@@ -58,8 +58,6 @@ def proxy_of(settings: ServerSettings) -> Address | None:
 
 def servers_of(urls: Sequence[str], settings: ServerSettings, connect: Connector, roster: Roster) -> Sequence[Server]:
     """Return the servers behind these URLs; the same URL twice is one server."""
-    if isinstance(urls, str):  # a string is a sequence of one-letter URLs
-        raise SettingsError(f"urls: got the string {urls!r}, allowed: a sequence of URLs")
     addresses = {address.url: address for address in map(parse_url, urls)}
     if not addresses:
         raise SettingsError("open_sglang_servers: got no URL and no router, allowed: at least one of them")

@@ -35,7 +35,8 @@ class IterableSource:
     _returned: list[Prompt] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
-        if not isinstance(self._prompts, Iterable):
+        given: object = self._prompts
+        if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
             raise SourceError(f"IterableSource needs an iterable of Prompt, got {type(self._prompts).__name__}")
         self._cursor = Cursor(iter(self._prompts))
 

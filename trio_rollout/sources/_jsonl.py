@@ -7,6 +7,7 @@ The source sets each prompt's epoch (docs/decisions/0001-epoch-is-a-field-of-the
 
 from collections.abc import Mapping, Sequence
 from itertools import starmap
+from os import PathLike
 from pathlib import Path
 from typing import Literal, final
 
@@ -15,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from .._core.checks import Validator, whole
+from .._core.checks import Validator, names_suggested, whole
 from .._core.values import GroupId, Prompt
 from .._util.threads import RunSync, run_in_thread
-from ..errors import SourceError
+from ..errors import SettingsTypeError, SourceError
 from ._jsonl_file import (
     DEFAULT_LABEL_KEY,
     DEFAULT_METADATA_KEY,
@@ -36,7 +37,14 @@ def _whole_or_none(low: int) -> Validator:
     return attrs.validators.optional(whole(low))
 
 
+def _path(path: str | PathLike[str]) -> Path:
+    if not isinstance(path, str | PathLike):
+        raise SettingsTypeError(f"JsonlSource.path: got {path!r}, allowed: the path of a file")
+    return Path(path)
+
+
 @final
+@names_suggested
 @attrs.define(eq=False, repr=False)
 class JsonlSource:
     """Prompts from a file with one JSON object a line; a ``Source``.
@@ -58,7 +66,7 @@ class JsonlSource:
       SettingsError: an option is out of its range.
     """
 
-    path: Path = attrs.field(converter=Path)
+    path: Path = attrs.field(converter=_path)
     prompt_key: str = attrs.field(default="prompt", kw_only=True)
     label_key: str | None = attrs.field(default=DEFAULT_LABEL_KEY, kw_only=True)
     metadata_key: str | None = attrs.field(default=DEFAULT_METADATA_KEY, kw_only=True)
@@ -76,6 +84,12 @@ class JsonlSource:
     _returned: list[GroupId] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
+        for name in ("prompt_key", "label_key", "metadata_key", "tools_key", "id_key"):
+            key = getattr(self, name)
+            if not isinstance(key, str) and (key is not None or name == "prompt_key"):
+                raise SettingsTypeError(
+                    f"JsonlSource.{name}: got {key!r}, allowed: a string{' or None' * (name != 'prompt_key')}"
+                )
         require_file(self.path)
 
     def __repr__(self) -> str:

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import attrs
 
-from .._core.checks import at_least, seconds, whole
+from .._core.checks import at_least, names_suggested, seconds, whole
 
 
+@names_suggested
 @attrs.frozen(kw_only=True)
 class TinySettings:
     """Settings of one tiny server. All times are seconds.

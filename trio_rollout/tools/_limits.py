@@ -6,10 +6,11 @@ The defaults are those of the reference behaviour (OpenAI Codex, unified exec). 
 
 import attrs
 
-from .._core.checks import at_least, seconds, whole
+from .._core.checks import at_least, names_suggested, seconds, whole
 from .._core.enums import Leftovers
 
 
+@names_suggested
 @attrs.frozen(kw_only=True)
 class ExecLimits:
     """Limits of captured commands and exec sessions.

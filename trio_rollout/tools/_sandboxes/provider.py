@@ -9,7 +9,7 @@ from typing import Protocol, final, runtime_checkable
 
 import attrs
 
-from ..._core.checks import at_least, seconds, whole
+from ..._core.checks import at_least, names_suggested, seconds, whole
 from ...errors import ToolError
 from .._commands.capture import Captured
 from .._commands.child import Child
@@ -113,6 +113,7 @@ class SandboxCounts:
     leaked: int = 0
 
 
+@names_suggested
 @attrs.frozen(kw_only=True)
 class SandboxSettings:
     """Limits of sandboxes, in seconds. ``attempts`` counts tries of a request that certainly had no effect."""
