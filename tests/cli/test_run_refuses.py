@@ -66,7 +66,7 @@ def test_a_bad_prompt_file_fails_the_run_before_it_begins(refused, tmp_path, con
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--server", "htp://x"], "its scheme is 'htp'"),
+        (["--server", "htp://x"], "its scheme is 'htp'"),  # F167
         (["--server", "x:1"], "it has no scheme"),
         (["--router", "htp://x"], "its scheme is 'htp'"),
         (["--tasks", "gcd:3"], "not both: got"),

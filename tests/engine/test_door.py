@@ -166,7 +166,7 @@ def test_f167_a_setting_of_another_type_is_refused_in_the_same_form():
             SettingsTypeError, match=re.escape(f"EngineSettings.{name}: got {value!r}, allowed: {allowed}")
         ):
             tr.EngineSettings(**{name: value})
-    with pytest.raises(SettingsTypeError, match="Staleness.policy: got 'pace', allowed: Pace or Discard"):
+    with pytest.raises(SettingsTypeError, match=r"Staleness\.policy: got 'pace', allowed: Pace or Discard"):
         tr.Staleness(policy="pace")
 
 

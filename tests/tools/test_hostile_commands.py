@@ -3,7 +3,9 @@
 import errno
 import os
 import random
+import re
 import resource
+import signal
 import socket
 import time
 from contextlib import suppress
@@ -251,3 +253,24 @@ async def test_kept_commands_do_not_pile_up(processes):
         for pid in kept[:2]:
             await processes.wait_gone(pid)
         assert [processes.alive(pid) for pid in kept] == [False, False, True, True, True]
+
+
+async def test_f179_of_a_command_that_kills_both_is_said_that_it_lives_on(processes):
+    """The error names the process; that its supervisor kills the process would not be so."""
+    async with open_rollout_tools(limits=ExecLimits(teardown=60)) as tools:
+        with pytest.raises(SupervisorLost, match="unless the command has killed that too: then they live on") as lost:
+            await tools.run_captured(sh(f"kill -9 {SUPERVISOR}; kill -9 {KEEPER}; sleep 600"), timeout=60)
+    left = processes.marked()
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+        await processes.wait_gone(pid)
+    assert int(re.search(r"\d+", str(lost.value)).group()) in left
+
+
+async def test_a_keeper_that_was_killed_alone_has_a_supervisor_that_kills(tools, processes):
+    with pytest.raises(
+        SupervisorLost, match=r"keeper of process \d+ is gone; its supervisor kills the processes it had"
+    ):
+        await tools.run_captured(sh(f"kill -9 {KEEPER}; sleep 600"), timeout=60)
+    for pid in processes.marked():
+        await processes.wait_gone(pid)

@@ -293,7 +293,7 @@ def _require_source(source: object, *names: str) -> None:
 
 def _require_parts(source: object, generate: object, servers: object, ledger: object, gateway: object) -> None:
     """Refuse parts that are of another kind: see ``open_rollout_engine``."""
-    _require_source(source, "take", "give_back", "state", "restore")
+    _require_source(source, "take", "give_back")  # the others are called with a ledger only
     require_async("generate", generate, "write async def, and await rollout.generate(...)")
     allowed = "what open_sglang_servers(urls) gives in its block, or other InferenceServers"
     require_methods("servers", servers, ("under", "versions", "encode", "generate", "statistics"), allowed)

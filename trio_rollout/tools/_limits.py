@@ -21,7 +21,7 @@ class ExecLimits:
 
     term_grace: float = attrs.field(default=0.05, converter=float, validator=at_least(0.0))
     """Time between SIGTERM and SIGKILL when a captured command is cancelled. Ends early when the leader exits."""
-    io_drain: float = attrs.field(default=2.0, converter=float, validator=at_least(0.0))
+    io_drain: float = attrs.field(default=1.0, converter=float, validator=at_least(0.0))
     """Time to wait for the end of output after the leader has exited, for both streams together."""
     start: float = attrs.field(default=30.0, validator=seconds)
     """Time for the host to start a process of a rollout. A slower start is an infrastructure failure, not the command's."""

@@ -230,7 +230,10 @@ class SupervisedChild:
     async def _wait_message(self) -> None:
         """Wait for the keeper's next message. Raises SupervisorLost if the keeper is gone."""
         if self._lost:
-            raise SupervisorLost(f"the keeper of process {self.pid} is gone; its supervisor kills the processes it had")
+            raise SupervisorLost(
+                f"the keeper of process {self.pid} is gone; its supervisor kills the processes it had, unless the command has "
+                "killed that too: then they live on"
+            )
         await trio.lowlevel.wait_readable(self._control)
         self._read_messages()
 
