@@ -1,5 +1,8 @@
 """Each mistake in a JSONL file has an error that names the file, the line and the mistake."""
 
+import bz2
+import gzip
+import lzma
 import re
 from pathlib import Path
 
@@ -16,7 +19,10 @@ BAD_SECOND_LINES = {
     "not JSON": (b"{prompt: 1}", "line 2: is not JSON: JSON is malformed"),
     "cut short": (b'{"prompt": "x', "line 2: is not JSON: JSON is malformed"),
     "two objects": (b'{"prompt": "x"} {"prompt": "y"}', "line 2: is not JSON"),
-    "NaN": (b'{"prompt": "x", "label": NaN}', "line 2: is not JSON"),
+    "NaN": (b'{"prompt": "x", "label": NaN}', "line 2: is not JSON: it has NaN; write null"),
+    "an infinity": (b'{"prompt": "x", "metadata": {"a": [-Infinity]}}', "line 2: is not JSON: it has -Infinity; write"),
+    "half a character": (b'{"prompt": "x \\ud83d"}', "line 2: is no text: it has half a character, \\ud83d (a lone"),
+    "a Python dict": (b"{'prompt': 'x'}", "line 2: is not JSON: it is a Python dict"),
     "not UTF-8": (b'{"prompt": "\xff"}', "line 2: is not JSON: Invalid UTF-8"),
     "too deep": (b'{"prompt": ' + b"[" * 100_000, "line 2: is not JSON"),
     "an array": (b"[1, 2]", "line 2: must be a JSON object, got [1, 2]"),
@@ -126,3 +132,44 @@ async def test_a_file_that_was_deleted_after_construction_is_named(tmp_path: Pat
     path.unlink()
     with pytest.raises(SourceError, match=r"a\.jsonl: No such file or directory"):
         await source.take(1)
+
+
+LINE = '{"prompt": "x"}\n'
+PRETTY = '{\n  "prompt": "x"\n}\n'
+FILES = {
+    "gzip": (gzip.compress(LINE.encode()), "this is a gzip file, not a JSONL file"),
+    "bzip2": (bz2.compress(LINE.encode()), "this is a bzip2 file"),
+    "xz": (lzma.compress(LINE.encode()), "this is an xz file"),
+    "zstd": (b"\x28\xb5\x2f\xfd\x00\x01\n", "this is a zstd file"),
+    "zip": (b"PK\x03\x04\x14\x00\n", "this is a zip file"),
+    "Parquet": (b"PAR1\x15\x04\x15\n\x00PAR1", "this is a Parquet file, not a JSONL file; convert it first"),
+    "Arrow": (b"ARROW1\x00\x00\n", "this is an Arrow file"),
+    "UTF-16": (LINE.encode("utf-16"), "this is UTF-16"),
+    "UTF-16 without a mark": (LINE.encode("utf-16-le"), "this is UTF-16 or UTF-32; a JSONL file is UTF-8"),
+    "UTF-16, big-endian": (LINE.encode("utf-16-be"), "this is UTF-16 or UTF-32"),
+    "UTF-32": (LINE.encode("utf-32"), "this is UTF-16"),
+    "an array on one line": (b'[{"prompt": "x"}, {"prompt": "y"}]\n', "line 1: this is a JSON array"),
+    "an array over several lines": (b'[\n{"prompt": "x"},\n{"prompt": "y"}\n]\n', "line 1: this is a JSON array"),
+    "an array that begins on the line": (b'[{"prompt": "x"},\n{"prompt": "y"}]\n', "line 1: this is a JSON array"),
+    "an object over several lines": (PRETTY.encode(), "line 1: this is a JSON object over several lines"),
+}
+
+
+@pytest.mark.parametrize("what", FILES)
+async def test_f168_a_file_of_another_kind_is_said_to_be_one(tmp_path: Path, what: str):
+    data, words = FILES[what]
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match=re.escape(words)) as caught:
+        await JsonlSource(path).check()
+    assert str(caught.value).startswith(f"{path}, line 1: ")
+
+
+@pytest.mark.parametrize("what", ["NaN", "an infinity", "half a character", "a Python dict"])
+async def test_f168_what_only_looks_like_json_is_named(tmp_path: Path, what: str):
+    """On the first line too, which other kinds of files are told by."""
+    line, message = BAD_SECOND_LINES[what]
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(line + b"\n")
+    with pytest.raises(SourceError, match=re.escape(message.replace("line 2", "line 1"))):
+        await JsonlSource(path).check()

@@ -4,6 +4,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import trio
+
 from .._core.scores import shown
 from ..errors import SettingsTypeError
 
@@ -58,6 +60,19 @@ def require_async(what: str, value: Any, advice: str) -> None:
         raise refuse(what, value, "an async function")
     if is_synchronous(value):
         raise refuse(what, value, f"an async function; this one is synchronous: {advice}")
+
+
+def require_trio(what: str) -> None:
+    """Refuse to run without Trio, as in a notebook, whose cells are asyncio's.
+
+    Raises:
+      RuntimeError: Trio does not run here; says what to do.
+    """
+    if not trio.lowlevel.in_trio_run():
+        raise RuntimeError(
+            f"{what} needs Trio, which does not run here (the cells of a notebook are asyncio's): start an EngineThread of "
+            "trio_rollout_compat, or call trio.run(main) in a script; see docs/embedding.md, Notebooks"
+        )
 
 
 def is_synchronous(function: Callable[..., object]) -> bool:

@@ -16,7 +16,7 @@ from .._core.ledger_events import RunIdentity
 from .._core.settings import EngineSettings
 from .._core.statistics import EngineStatistics
 from .._core.values import Group, GroupId, QuarantineReport
-from .._util.arguments import require, require_async, require_methods
+from .._util.arguments import require, require_async, require_methods, require_trio
 from .._util.exception_groups import is_cancellation
 from .._util.ports import Ports
 from .._util.service import open_service
@@ -326,6 +326,7 @@ async def open_rollout_engine(
       SettingsTypeError: an argument is of another type, or a synchronous function.
       Exception: the body's, as it was raised; or the engine's (LedgerError: the ledger is another run's) if no call told it.
     """
+    require_trio("open_rollout_engine")
     _require_parts(source, generate, servers, ledger, gateway)
     for what, function in (("reward", reward), ("group_reward", group_reward), ("group_filter", group_filter)):
         if function is not None:

@@ -15,7 +15,7 @@ import trio
 
 from .._core.sampling import SamplingParams
 from .._core.values import Prompt
-from .._util.arguments import require
+from .._util.arguments import require, require_trio
 from .._util.service import open_service
 from .._util.threads import RunSync, run_in_thread
 from ..abc import InferenceServers, Rollout, Session
@@ -57,6 +57,7 @@ async def open_gateway(
       ServerError: no server names its parsers or the length of its context.
       OSError: the port is taken.
     """
+    require_trio("open_gateway")
     require("settings", settings, GatewaySettings, "GatewaySettings")
     require("tokenizer", tokenizer, (str, Path, Tokenizer), "a folder's path, or what load_tokenizer() gives")
     loaded = await run_in_thread(load_tokenizer, tokenizer) if isinstance(tokenizer, str | Path) else tokenizer

@@ -19,7 +19,7 @@ import trio
 
 from .._core.ledger_events import LedgerEvent, Recovered, Rescoring, RunIdentity, Stored
 from .._core.lifecycle import State
-from .._util.arguments import refuse, require
+from .._util.arguments import refuse, require, require_trio
 from .._util.service import open_service
 from ..errors import LedgerError
 from ._disk import Disk, RealDisk
@@ -195,6 +195,7 @@ async def open_ledger(
     Raises:
       LedgerError: the ledger is in use by a living process, has a newer format, or is damaged.
     """
+    require_trio("open_ledger")
     require("path", path, (str, PathLike), "the path of a directory")
     if any(not isinstance(part, str) for item in (settings or {}).items() for part in item):
         raise refuse("settings", settings, "texts by name")

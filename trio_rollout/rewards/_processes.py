@@ -27,7 +27,7 @@ import trio
 
 from .._core.checks import whole
 from .._core.scores import shown
-from .._util.arguments import refuse, require_callable
+from .._util.arguments import refuse, require_callable, require_trio
 from .._util.process_tree import kill_descendants
 from .._util.threads import scorer_name
 from ..errors import RewardError
@@ -397,6 +397,7 @@ async def open_scorer_processes(fn: Callable[[T], R], *, workers: int = 2) -> As
       RewardError: the function can't be sent to a process, or loaded there.
       SettingsError: ``workers`` is out of its range.
     """
+    require_trio("open_scorer_processes")
     processes = ScorerProcesses(fn, workers=workers)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(processes._end)

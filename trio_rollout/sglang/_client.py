@@ -21,7 +21,7 @@ from .._core.settings import Deadlines
 from .._core.statistics import ServerStatistics
 from .._core.values import Prompt, Turn
 from .._http import Connector, carry, library_of, limits_of, parse_url, socket_connector
-from .._util.arguments import refuse, require
+from .._util.arguments import refuse, require, require_trio
 from .._util.ports import Ports
 from .._util.service import open_service
 from .._util.threads import RunSync, run_in_thread
@@ -262,6 +262,7 @@ async def open_sglang_servers(
       SettingsError: no or malformed URLs, or the tokenizer can't be loaded.
       ServerError: names each server that can't be reached or does not speak SGLang, with its answer.
     """
+    require_trio("open_sglang_servers")
     if isinstance(urls, str) or not isinstance(urls, Sequence):  # a string is a sequence of one-letter URLs
         raise refuse("urls", urls, "a sequence of URLs")
     for url in urls if router is None else (*urls, router):

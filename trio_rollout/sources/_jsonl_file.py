@@ -4,6 +4,7 @@ Blocking, so call it in a thread. Only offsets stay in memory, 8 bytes an item, 
 have ids. The file must not change while it is in use: every read compares its size and modification time.
 """
 
+import json
 import os
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,6 +26,20 @@ DEFAULT_METADATA_KEY = "metadata"
 DEFAULT_TOOLS_KEY = "tools"
 _MOST_SHOWN = 80  # characters of a wrong value in an error
 _BOM = b"\xef\xbb\xbf"
+_ARRAY = "this is a JSON array; a JSONL file has one object a line, without brackets and commas around the objects"
+_KINDS = {  # by the first bytes of a file
+    b"\x1f\x8b": "a gzip file",
+    b"BZh": "a bzip2 file",
+    b"\xfd7zXZ": "an xz file",
+    b"\x28\xb5\x2f\xfd": "a zstd file",
+    b"PK\x03\x04": "a zip file",
+    b"PAR1": "a Parquet file",
+    b"ARROW1": "an Arrow file",
+    b"\x93NUMPY": "a numpy file",
+    b"SQLite format 3": "an SQLite database",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
 _BUFFER = 1 << 20  # bytes, for the scan, which reads the file once from end to end
 
 
@@ -160,11 +175,48 @@ def scan(path: Path, keys: Keys) -> JsonlFile:
 
 def _checked(path: Path, line_number: int, line: bytes, keys: Keys, number: int) -> Prompt:
     try:
-        return prompt_of(msgspec.json.decode(line), keys, number=number, epoch=0)
+        item = msgspec.json.decode(line)
+        if line_number == 1 and isinstance(item, list):
+            raise SourceError(f"{path}, line 1: {_ARRAY}")
+        return prompt_of(item, keys, number=number, epoch=0)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise SourceError(f"{path}, line {line_number}: is not JSON: {error}") from error
+        why = _what_it_is(line, first=line_number == 1) or f"is not JSON: {error}"
+        raise SourceError(f"{path}, line {line_number}: {why}") from error
     except (TypeError, ValueError) as error:
         raise SourceError(f"{path}, line {line_number}: {error}") from error
+
+
+def _what_it_is(line: bytes, *, first: bool) -> str | None:
+    """Return what a line is that is no JSON; None if nothing better is known. ``first``: it begins the file."""
+    kind = _kind_of_file(line) if first else None
+    if kind is None and line.lstrip().startswith(b"{'"):
+        kind = "is not JSON: it is a Python dict; JSON has double quotes"
+    return kind or _foreign_json(line)
+
+
+def _kind_of_file(line: bytes) -> str | None:
+    """Return the kind of a file that begins with this line, if that kind is known and is no JSONL."""
+    for begin, what in _KINDS.items():
+        if line.startswith(begin):
+            return f"this is {what}, not a JSONL file; convert it first"
+    if b"\0" in line[:2]:
+        return "this is UTF-16 or UTF-32; a JSONL file is UTF-8"
+    if line.lstrip().startswith(b"["):
+        return _ARRAY
+    return "this is a JSON object over several lines; a JSONL file has one a line" if line.strip() == b"{" else None
+
+
+def _foreign_json(line: bytes) -> str | None:
+    """Return what Python's parser takes in this line, and JSON does not have."""
+    constants: list[str] = []
+    try:
+        item = json.loads(line, parse_constant=constants.append)
+        json.dumps(item, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        return f"is no text: it has half a character, \\u{ord(error.object[error.start]):04x} (a lone surrogate)"
+    except (ValueError, RecursionError):
+        return None
+    return f"is not JSON: it has {constants[0]}; write null" if constants else None
 
 
 def _indexed(

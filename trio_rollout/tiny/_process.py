@@ -14,6 +14,7 @@ from typing import Any, final
 import attrs
 import trio
 
+from .._util.arguments import require_trio
 from .._util.service import open_service
 from ..errors import ServerLost
 from ._settings import TinySettings
@@ -87,6 +88,7 @@ async def open_tiny_process(
     Raises:
       ServerLost: the process ended before it answered.
     """
+    require_trio("open_tiny_process")
     command = [sys.executable, "-m", "trio_rollout.cli", "tiny-server", "--host", host, "--port", str(port)]
     command += ["--until-stdin-closes", *_arguments(settings or TinySettings())]
 

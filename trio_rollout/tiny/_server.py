@@ -17,6 +17,7 @@ import attrs
 import trio
 
 from .._http.server import ServerConnection
+from .._util.arguments import require_trio
 from .._util.ports import Ports
 from .._util.service import open_service
 from ..errors import ServerLost, SettingsError
@@ -220,6 +221,7 @@ async def open_tiny_server(
     Raises:
       OSError: the port is taken.
     """
+    require_trio("open_tiny_server")
     async with open_tiny(settings, model=model, ports=ports) as server:
         await server.listen(host, port)
         yield server

@@ -15,6 +15,7 @@ import trio
 
 from .._core.enums import Leftovers
 from .._core.settings import Deadlines
+from .._util.arguments import require_trio
 from .._util.ports import Ports
 from ._cleanup import CleanupBudget
 from ._commands.capture import Captured, CapturePlan, Expiration, OnChunk, capture
@@ -199,6 +200,7 @@ async def open_rollout_tools(
     command. Leaving blocks until every process is dead and reaped, shielded, within ``limits.teardown`` and, cancelled, within
     ``deadlines.abort``, the time that an engine leaves to a cancelled rollout. The supervisor kills what takes longer.
     """
+    require_trio("open_rollout_tools")
     tools = RolloutTools(
         deadline=deadline,
         deadlines=deadlines,
