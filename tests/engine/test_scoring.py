@@ -65,10 +65,8 @@ async def test_what_is_no_reward_is_refused_with_its_value(bad):
 
 
 async def test_a_reward_that_is_not_async_is_refused_with_what_makes_it_so():
-    def reward(trajectory):
-        return 1.0
-
-    async with world(1, reward=reward) as w:
+    """A lambda, because it may hand on a coroutine; a function is refused when the engine is opened."""
+    async with world(1, reward=lambda _: 1.0) as w:
         assert await take_all(w.engine) == []
         (report,) = w.engine.quarantined()
     assert report.error.type == "RewardError"

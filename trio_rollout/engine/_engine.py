@@ -143,7 +143,7 @@ class RolloutEngine:
           Exception: the engine's failure, or an exception of the source, as it was raised.
         """
         self._state.require_open("evaluate")
-        _require_source(source, "take")
+        _require_source(source)
         if generate is not None:
             require_async("generate", generate, "write async def, and await rollout.generate(...)")
         if not is_whole(samples_per_prompt, 1):
@@ -286,14 +286,14 @@ def identity_of(source: Source, settings: EngineSettings) -> RunIdentity:
     return RunIdentity(source=text, samples_per_prompt=settings.samples_per_prompt)
 
 
-def _require_source(source: object, *names: str) -> None:
+def _require_source(source: object) -> None:
     advice = "a Source: an IterableSource(...) makes one of a list, a JsonlSource(path) of a file"
-    require_methods("source", source, names, advice)
+    require_methods("source", source, ("take",), advice)
 
 
 def _require_parts(source: object, generate: object, servers: object, ledger: object, gateway: object) -> None:
     """Refuse parts that are of another kind: see ``open_rollout_engine``."""
-    _require_source(source, "take", "give_back")  # the others are called with a ledger only
+    _require_source(source)
     require_async("generate", generate, "write async def, and await rollout.generate(...)")
     allowed = "what open_sglang_servers(urls) gives in its block, or other InferenceServers"
     require_methods("servers", servers, ("under", "versions", "encode", "generate", "statistics"), allowed)
