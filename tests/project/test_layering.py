@@ -37,7 +37,7 @@ TYPES_ONLY = {
 
 # What values and decisions may be made of. Nothing here has a clock, a file, a socket or a source of randomness.
 CORE_IMPORTS = {
-    "abc", "array", "attrs", "base64", "bisect", "collections", "contextlib", "copy", "enum", "fractions", "functools", "hashlib",
+    "abc", "array", "attrs", "base64", "bisect", "collections", "contextlib", "copy", "difflib", "enum", "fractions", "functools", "hashlib",
     "heapq", "itertools", "math", "numpy", "operator", "re", "reprlib", "textwrap", "traceback", "types", "typing",
 }  # fmt: skip
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Self, final
+from typing import Any, Self, final
 
 import attrs
 import trio
@@ -291,8 +291,29 @@ def _require_source(source: object) -> None:
     require_methods("source", source, ("take",), advice)
 
 
-def _require_parts(source: object, generate: object, servers: object, ledger: object, gateway: object) -> None:
+def _own_parts(settings: EngineSettings, ports: Ports) -> dict[str, Any]:
+    """Return the parts of an engine's context that its user does not give."""
+    new_tools = partial(RolloutTools, deadlines=settings.deadlines, ports=ports)
+    return {"gate": Gate(), "settings": settings, "ports": ports, "show_tasks": task_tree, "new_tools": new_tools}
+
+
+def _require_scorers(**scorers: object) -> None:
+    for what, function in scorers.items():
+        if function is not None:
+            require_async(what, function, "trio_rollout.in_thread(f) makes it async")
+
+
+def _require_parts(
+    source: object,
+    generate: object,
+    servers: object,
+    ledger: object,
+    gateway: object,
+    settings: object,
+    instruments: Sequence[object],
+) -> None:
     """Refuse parts that are of another kind: see ``open_rollout_engine``."""
+    require_trio("open_rollout_engine")
     _require_source(source)
     require_async("generate", generate, "write async def, and await rollout.generate(...)")
     allowed = "what open_sglang_servers(urls) gives in its block, or other InferenceServers"
@@ -301,6 +322,9 @@ def _require_parts(source: object, generate: object, servers: object, ledger: ob
         require_methods("ledger", ledger, ("begin", "record"), "what open_ledger(path) gives in its block")
     if gateway is not None:
         require_methods("gateway", gateway, ("open_session",), "what open_gateway(servers) gives in its block")
+    require("settings", settings, (EngineSettings, type(None)), "EngineSettings")
+    for instrument in instruments:
+        require_methods("instruments", instrument, ("event",), "Instruments: objects with a method event()")
 
 
 @asynccontextmanager
@@ -326,14 +350,8 @@ async def open_rollout_engine(
       SettingsTypeError: an argument is of another type, or a synchronous function.
       Exception: the body's, as it was raised; or the engine's (LedgerError: the ledger is another run's) if no call told it.
     """
-    require_trio("open_rollout_engine")
-    _require_parts(source, generate, servers, ledger, gateway)
-    for what, function in (("reward", reward), ("group_reward", group_reward), ("group_filter", group_filter)):
-        if function is not None:
-            require_async(what, function, "trio_rollout.in_thread(f) makes it async")
-    require("settings", settings, (EngineSettings, type(None)), "EngineSettings")
-    for instrument in instruments:
-        require_methods("instruments", instrument, ("event",), "Instruments: objects with a method event()")
+    _require_parts(source, generate, servers, ledger, gateway, settings, instruments)
+    _require_scorers(reward=reward, group_reward=group_reward, group_filter=group_filter)
     settings, ports = settings or EngineSettings(), ports or Ports()
     context = RolloutContext(
         generate=generate,
@@ -341,13 +359,9 @@ async def open_rollout_engine(
         group_reward=group_reward,
         group_filter=group_filter,
         servers=servers.under(settings.deadlines),
-        gate=Gate(),
-        settings=settings,
-        ports=ports,
-        show_tasks=task_tree,
-        new_tools=partial(RolloutTools, deadlines=settings.deadlines, ports=ports),
         gateway=gateway,
         instruments=Instruments(instruments),
+        **_own_parts(settings, ports),
     )
     with (state := new_state(source, context, ledger)).ledger.claimed():
         engine = await _assembled(state)

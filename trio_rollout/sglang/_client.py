@@ -239,6 +239,19 @@ async def _leave(fleet: Fleet) -> None:
         _log.warning("left with aborts owed to servers that are still paused: %s", owed)
 
 
+def _require_arguments(urls: object, router: str | None, tokenizer: object, settings: object) -> None:
+    """Refuse arguments of another type, and what is no URL."""
+    require_trio("open_sglang_servers")
+    if isinstance(urls, str) or not isinstance(urls, Sequence):  # a string is a sequence of one-letter URLs
+        raise refuse("urls", urls, "a sequence of URLs")
+    for url in urls if router is None else (*urls, router):
+        parse_url(url)
+    require("settings", settings, ServerSettings, "ServerSettings")
+    require(
+        "tokenizer", tokenizer, (str, Path, Tokenizer, type(None)), "a folder's path, or what load_tokenizer() gives"
+    )
+
+
 @asynccontextmanager
 async def open_sglang_servers(
     urls: Sequence[str] = (),
@@ -262,15 +275,7 @@ async def open_sglang_servers(
       SettingsError: no or malformed URLs, or the tokenizer can't be loaded.
       ServerError: names each server that can't be reached or does not speak SGLang, with its answer.
     """
-    require_trio("open_sglang_servers")
-    if isinstance(urls, str) or not isinstance(urls, Sequence):  # a string is a sequence of one-letter URLs
-        raise refuse("urls", urls, "a sequence of URLs")
-    for url in urls if router is None else (*urls, router):
-        parse_url(url)
-    require("settings", settings, ServerSettings, "ServerSettings")
-    require(
-        "tokenizer", tokenizer, (str, Path, Tokenizer, type(None)), "a folder's path, or what load_tokenizer() gives"
-    )
+    _require_arguments(urls, router, tokenizer, settings)
     if connect is None:
         connect = socket_connector(settings.ca_file, proxy_of(settings))
     if router is not None:
