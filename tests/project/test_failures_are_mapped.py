@@ -7,10 +7,23 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 ENTRIES = (
-    *(*range(1, 100), *range(101, 108),),
-    *(*range(111, 117), *range(118, 121), *range(126, 141),),
-    *(*range(141, 149), *range(150, 155),),
-    *(*range(161, 172), *range(176, 180),),
+    *(
+        *range(1, 100),
+        *range(101, 108),
+    ),
+    *(
+        *range(111, 117),
+        *range(118, 121),
+        *range(126, 141),
+    ),
+    *(
+        *range(141, 149),
+        *range(150, 155),
+    ),
+    *(
+        *range(161, 172),
+        *range(176, 180),
+    ),
 )
 """The entries of both catalogues that are answered; add a number together with its row."""
 ROWS = re.findall(r"^\| (F\d{3}) \| (.+?) \| (.+) \|$", (TESTS / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
