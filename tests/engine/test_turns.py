@@ -21,7 +21,14 @@ from trio_rollout import (
     open_ledger,
 )
 from trio_rollout._core.ledger_events import TurnRecorded, TurnsDropped
-from trio_rollout.errors import ContextFull, InfrastructureError, ServerLost, SettingsError
+from trio_rollout.errors import (
+    ContextFull,
+    InfrastructureError,
+    RequestRejected,
+    ServerError,
+    ServerLost,
+    SettingsError,
+)
 from trio_rollout.ledger import read_ledger
 from trio_rollout.testing import HANG, Fail, FakeServers, Say, prompts
 from trio_rollout.testing._sim.world import SimIO
@@ -226,6 +233,30 @@ async def test_a_request_is_the_same_in_any_form_of_its_prompt(given):
         assert w.servers.calls == 1
     assert seen[0] == seen[1]
     assert list(seen[1].prompt_ids) == (list(b"text") if isinstance(given, str) else [1, 2])
+
+
+@pytest.mark.parametrize("fails", ["refused", "broken", "given up"])
+async def test_a_request_that_had_no_answer_does_not_end_the_replay(fails):
+    """User code asks, takes the refusal for an answer, and goes on: the second try comes by at the same place."""
+    errors = {"refused": RequestRejected("too long"), "broken": ServerError("500")}
+
+    async def generate(prompt, rollout):
+        turns = [await rollout.generate([1])]
+        with suppress(RequestRejected, ServerError), trio.move_on_after(2):
+            turns.append(await rollout.generate([2]))
+        turns += [await rollout.generate([number]) for number in (3, 4)]
+        if rollout.attempt == 1:
+            raise InfrastructureError("sandbox")
+        return rollout.finish(turns)
+
+    def plan(call, ids):
+        return (Fail(errors[fails], 0.5) if fails in errors else HANG) if ids[0] == 2 else Say()
+
+    async with world(1, generate=generate, plan=plan, **TURNS) as w:
+        (group,) = await take_all(w.engine)
+        assert w.servers.calls == 4 + 1
+        assert w.engine.statistics().tokens.wasted_total == 0
+    assert group.trajectories[0].turns == 3
 
 
 async def test_equal_requests_get_their_answers_in_the_order_in_which_those_were_sampled():

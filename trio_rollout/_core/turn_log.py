@@ -1,8 +1,8 @@
 """The finished turns of one sample, over its tries: a try that begins anew gets them back. No I/O, no clock.
 
 A request is known by a digest of its prompt, its sampling and its extra fields. A recorded turn is given back to the request
-that has its digest, once a try; of several with one digest the oldest one. The first request that has no recorded answer
-ends that, and what was not given back until then is dropped.
+that has its digest, once a try; of several with one digest the oldest one. The first answer to a request that has no
+recorded one ends that, and what was not given back until then is dropped.
 
 A sample may have several conversations at once. A request of one of them that was under way when the sample was interrupted
 has no recorded answer, and does not end the replay of the others. Each record therefore counts the requests that were under
@@ -108,7 +108,7 @@ class TurnLog:
         return found
 
     def note_unanswered(self) -> Sequence[RecordedTurn]:
-        """Note a request without a recorded answer. Return the turns that are dropped for it."""
+        """Note that a request without a recorded answer was answered. Return the turns that are dropped for it."""
         if self._unanswered:
             self._unanswered -= 1
             return ()

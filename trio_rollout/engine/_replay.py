@@ -1,6 +1,7 @@
 """The replay of one try: the recorded turns of its sample are given back, and what it samples itself is recorded.
 
-With ``Resume.TURNS`` each turn of a rollout passes through here on its way to ``sample_turn``. A turn that is given back
+With ``Resume.TURNS`` each turn of a rollout passes through here on its way to ``sample_turn``. A request that differs ends the
+replay when it is answered: one that was refused, or given up, had no answer in the earlier try either. A turn that is given back
 waits for the gate like one that is sampled, because the weight version decides if it is still fresh enough; no server is
 asked. Nothing is given back to, or recorded for, a try that has ended: what comes after a try was cancelled is late.
 See docs/decisions/0052-recorded-turns-are-given-back.md.
@@ -71,10 +72,16 @@ class Replay:
             turn = await sample(prompt, sampling, extra, on_tokens)
         finally:
             self._under_way -= 1
-        if request is not None and self._this.is_current:
+        if self._this.is_current:
+            self._note(request, prompt, turn)
+        return turn
+
+    def _note(self, request: bytes | None, prompt: ModelInput, turn: Turn) -> None:
+        """Note that a request had no recorded answer, and record the one that it got."""
+        self._keeper.drop(self._this.index, self._log.note_unanswered(), self._log.cause)
+        if request is not None:
             record = self._log.add(request, prompt, turn, beside=self._under_way)
             self._keeper.note(self._this.index, record)
-        return turn
 
     async def _given_back(self, request: bytes | None) -> RecordedTurn | None:
         gate, this = self._context.gate, self._this
@@ -86,10 +93,8 @@ class Replay:
             return None
         self.drop_stale()
         record = self._log.give_back(request)
-        if record is None:
-            self._keeper.drop(this.index, self._log.note_unanswered(), self._log.cause)
-            return None
-        this.take_back(record.tokens, record.oldest_version)
+        if record is not None:
+            this.take_back(record.tokens, record.oldest_version)
         return record
 
     def drop_stale(self) -> None:
