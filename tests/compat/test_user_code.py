@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 
+import attrs
 import pytest
 import trio
 
@@ -14,6 +15,7 @@ from trio_rollout import (
     IterableSource,
     Keep,
     PauseMode,
+    Resume,
     Retry,
     SamplingParams,
     open_rollout_engine,
@@ -462,3 +464,26 @@ async def test_a_request_to_a_portal_that_closes_meanwhile_can_be_cancelled():
             await asyncio.wait_for(task, 5)
 
     await trio.to_thread.run_sync(asyncio.run, ask())
+
+
+async def test_recorded_turns_come_back_to_an_asyncio_function(bridge):
+    flags = []
+
+    async def generate(prompt, rollout):
+        flags.append(rollout.replaying)
+        first = await rollout.generate(rollout.input)
+        flags.append(rollout.replaying)
+        if rollout.attempt == 1:
+            raise InfrastructureError("sandbox")
+        return rollout.finish([first])
+
+    servers = FakeServers(plan=lambda number, prompt: Say(seconds=0))
+    async with open_rollout_engine(
+        IterableSource(prompts(1)),
+        asyncio_generate(generate, bridge=bridge),
+        servers=servers,
+        settings=attrs.evolve(settings(), samples_per_prompt=1, resume=Resume.TURNS),
+    ) as engine:
+        await collect(engine)
+    assert servers.calls == 1
+    assert flags == [False, False, True, False]
