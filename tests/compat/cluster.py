@@ -7,7 +7,7 @@ import trio
 
 from trio_rollout import Deadlines, EngineSettings, IterableSource, Retry, SingleTurn
 from trio_rollout.errors import EndOfData
-from trio_rollout.testing import FakeServers, Say, prompts
+from trio_rollout.testing import FakeServers, Say, is_conserved, prompts
 from trio_rollout_compat._leasing._leases import NodeLost
 from trio_rollout_compat._leasing._node import NodeParts, open_node
 from trio_rollout_compat._leasing._service import open_lease_service
@@ -15,6 +15,8 @@ from trio_rollout_compat._leasing._service import open_lease_service
 SETTINGS = EngineSettings(
     samples_per_prompt=2, max_running=4, max_ready=4, deadlines=Deadlines(group=50), retry=Retry(jitter=0)
 )
+
+EIGHT = attrs.evolve(SETTINGS, samples_per_prompt=8, max_running=16, retry=Retry(jitter=0, max_attempts=1))
 
 
 @attrs.define(eq=False)
@@ -130,3 +132,9 @@ async def take_all(service, size=1):
 
 def everything(count):
     return sorted(f"p{number}" for number in range(count))
+
+
+def is_settled(counts):
+    tokens = counts.tokens
+    parts = (tokens.in_flight, tokens.kept, tokens.delivered, tokens.filtered, tokens.wasted_total)
+    return is_conserved(counts) and tokens.in_flight == 0 and min(parts) >= 0 and sum(parts) == counts.generated_tokens

@@ -23,18 +23,10 @@ from trio_rollout import (
 )
 from trio_rollout.errors import ContextFull, EndOfData, InfrastructureError, RequestRejected, SandboxLost, ServerLost
 from trio_rollout.ledger import read_ledger
-from trio_rollout.testing import HANG, FakeServers, Say, cancel_everywhere, is_conserved, prompts
+from trio_rollout.testing import HANG, FakeServers, Say, prompts
 from trio_rollout_compat._leasing._service import open_lease_service
 
-from .cluster import SETTINGS, Local, cluster, groups_of
-
-EIGHT = attrs.evolve(SETTINGS, samples_per_prompt=8, max_running=16, retry=Retry(jitter=0, max_attempts=1))
-
-
-def is_settled(counts):
-    tokens = counts.tokens
-    parts = (tokens.in_flight, tokens.kept, tokens.delivered, tokens.filtered, tokens.wasted_total)
-    return is_conserved(counts) and tokens.in_flight == 0 and min(parts) >= 0 and sum(parts) == counts.generated_tokens
+from .cluster import EIGHT, SETTINGS, Local, cluster, groups_of, is_settled
 
 
 def staggered(number, prompt):
@@ -88,52 +80,6 @@ async def test_nodes_that_die_at_any_moment_cost_what_was_in_flight_and_no_try(s
     assert counts.retries[Cause.INFRASTRUCTURE] == sum(node.lost for node in nodes) > 0
     assert (counts.quarantined, sum(counts.requeues.values())) == (0, 0)
     assert is_settled(counts)
-
-
-async def losing_a_node(arm):
-    """Four groups on two nodes, one of which dies when the armed scope is cancelled: before any step of any task."""
-    calls = []
-
-    async def generate(prompt, rollout):
-        calls.append((prompt.id, rollout.index))
-        return rollout.finish([await rollout.generate(rollout.input)])
-
-    async def group_reward(group):
-        await trio.sleep(0.5)
-        return [1.0] * len(group.trajectories)
-
-    async def kill_one():
-        with trio.CancelScope() as scope:
-            arm(scope)
-            await trio.sleep_forever()
-        nodes[0].kill()
-
-    settings = attrs.evolve(EIGHT, samples_per_prompt=3, max_running=6)
-    parts = {"generate": generate, "group_reward": group_reward}
-    async with cluster(4, nodes=2, settings=settings, **parts) as (service, nodes), trio.open_nursery() as nursery:
-        nursery.start_soon(kill_one)
-        groups = await groups_of(service)
-        counts, _, out = await service.statistics()
-        nursery.cancel_scope.cancel()
-    lost = nodes[0].lost
-    arm.sometimes("a node dies with samples", lost)
-    arm.sometimes("a node dies with finished samples of unfinished groups", lost and len(calls) < 12 + lost)
-    return groups, counts, out, calls, lost
-
-
-def test_a_node_that_dies_before_any_step_costs_what_it_was_running(caplog):
-    def check(state, point):
-        groups, counts, out, calls, lost = state
-        assert len({group.id for group in groups}) == len(groups) == 4
-        assert all([row.index for row in group.trajectories] == [0, 1, 2] for group in groups)
-        assert all(row.reward == 1.0 for group in groups for row in group.trajectories)
-        assert counts.retries[Cause.INFRASTRUCTURE] == sum(counts.retries.values()) == lost
-        assert (counts.quarantined, sum(counts.requeues.values()), out) == (0, 0, 0)
-        assert 12 <= len(calls) <= 12 + lost
-        assert is_settled(counts)
-
-    sweep = cancel_everywhere(losing_a_node, check, sample=150)
-    sweep.require("a node dies with samples", "a node dies with finished samples of unfinished groups", at_least=10)
 
 
 async def test_f103_a_service_that_starts_again_samples_what_is_missing(tmp_path, caplog):

@@ -223,7 +223,7 @@ class Leases:
         return lent.settled
 
     async def unless_all_are_gone(self, fn: Callable[[], Awaitable[T]]) -> T:
-        """Await ``fn()``, and cancel it when every node is gone for good.
+        """Await ``fn()``, and cancel it when every node is gone for good. Cancelled, ``fn`` is; what it has returned is not lost.
 
         Raises:
           ServerError: every node is gone for good.
@@ -236,6 +236,7 @@ class Leases:
                 made.append(await fn())
             except Exception as error:  # ruff: ignore[blind-except]  raised again below, outside the nursery, as itself
                 failure = error
+            nursery.cancel_scope.shield = True  # the end of the watcher is no place for a cancellation
             nursery.cancel_scope.cancel()
         if failure is not None:
             raise failure
