@@ -90,6 +90,35 @@ def test_a_rewritten_answer_is_another_branch():
     assert len(conversation.tree.segments()) == 2
 
 
+def test_an_answer_whose_calls_are_written_into_its_text_is_recognised():
+    """smolagents tells its history so. The ids of the calls are random: no other text can have them."""
+    conversation = Conversation(TOKENIZER)
+    call = {"id": "call_5e1f", "type": "function", "function": {"name": "look", "arguments": {"at": "it"}}}
+    _, messages = say(conversation, [user("hi")], byte_ids("I look."), tool_calls=[call])
+    messages[-1] = {"role": "assistant", "content": f"I look.\nCalling tools:\n[{call}]"}
+    second, messages = say(conversation, [*messages, user("Observation: it is there")], byte_ids("done"))
+    third, _ = say(conversation, [*messages, user("thanks")], byte_ids("welcome"))
+
+    assert (second.drift, third.drift) == (Drift.REUSED, Drift.REUSED)
+    assert len(conversation.tree.segments()) == 1
+
+
+@pytest.mark.parametrize(
+    "told", ["Calling tools: ['call_0000']", "I look. call_5e1f"], ids=["another call", "one call of two"]
+)
+def test_an_answer_is_recognised_by_all_of_its_calls_only(told):
+    conversation = Conversation(TOKENIZER)
+    calls = [
+        {"id": name, "type": "function", "function": {"name": "look", "arguments": {}}}
+        for name in ("call_5e1f", "call_5e20")
+    ]
+    _, messages = say(conversation, [user("hi")], byte_ids("I look."), tool_calls=calls)
+    messages[-1] = {"role": "assistant", "content": told}
+    say(conversation, [*messages, user("Observation: it is there")], byte_ids("done"))
+
+    assert len(conversation.tree.segments()) == 2
+
+
 def test_compaction_and_sub_agents_are_branches():
     conversation = Conversation(TOKENIZER)
     _, messages = say(conversation, [user("hi")], byte_ids("first"))

@@ -7,7 +7,8 @@ chat template writes the history differently once more messages follow (some mod
 conversation forks: see ``_core/token_tree.py``.
 
 A nonce in a system message (a request's id, a checksum) does not count: some agents write a new one for every request, and
-each turn would begin another conversation. Every other change in front of an answer of ours is a fork, and is counted.
+each turn would begin another conversation. Some agents write an answer's calls into its text, with their ids: that is this
+answer, because no other text can have these ids. Every other change in front of an answer of ours is a fork, and is counted.
 """
 
 import hashlib
@@ -62,6 +63,8 @@ class _Found:
     messages: list[Message]
     last: int
     answer: _OwnAnswer | None
+    rewritten: bool
+    """True if an answer of ours was recognised by the ids of its calls only."""
     changed: bool
     """True if an answer of ours stands behind ``last``, where the messages before it are not those that it answered."""
     chain: bytes
@@ -75,6 +78,8 @@ class Conversation:
     tokenizer: Tokenizer
     tree: TokenTree = attrs.field(factory=TokenTree, init=False)
     _answers: dict[bytes, _OwnAnswer] = attrs.field(factory=dict, init=False)
+    _after: dict[bytes, list[bytes]] = attrs.field(factory=dict, init=False)
+    """The keys of the answers with calls, by the digest of the conversation before them."""
 
     def place(self, messages: Sequence[Message], tools: Sequence[Tool], variables: Mapping[str, object] = {}) -> Placed:
         """Return the ids of the prompt for the next answer. ``variables`` are the chat template's.
@@ -115,6 +120,8 @@ class Conversation:
         def keep(chain: bytes, message: Message, written: Message) -> None:
             own, key = _digest_of(_content_of(written)), _digest_of(_content_of(written), chain)
             self._answers[key] = _OwnAnswer(message=message, node=node, own=own, system=system, variables=variables)
+            if message.get("tool_calls"):
+                self._after.setdefault(chain, []).append(key)
 
         keep(chain, answer, answer)
         if continues(messages):  # most agents make one message of their own words and the answer
@@ -168,7 +175,7 @@ class Conversation:
             written, rest, again = upto[len(head) :], whole[end:], whole[len(head) :]
         suffix = self._ids(self._after_answer(written, answer.node.turn) + rest)
         placement = continue_from(answer.node, suffix, retokenized=self._ids(again))
-        if answer.system != _system_digest(ours[:last]):
+        if found.rewritten or answer.system != _system_digest(ours[:last]):
             placement = attrs.evolve(placement, drift=Drift.REUSED)
         return placement
 
@@ -180,16 +187,31 @@ class Conversation:
 
     def _recognised(self, messages: Sequence[Message], tools: Sequence[Tool]) -> _Found:
         """Return the messages with our answers in full (agents drop the reasoning), and the last of those answers."""
-        chain = _chain(messages, tools)
+        chain, rewritten = _digest_of(list(tools)), False
         ours, last, found = list(messages), -1, None
-        for place, key in enumerate(chain[1:]):
+        for place, message in enumerate(messages):
+            key = _digest_of(_content_of(message), chain)
+            if key not in self._answers and (named := self._named_in(message, chain)) is not None:
+                key, rewritten = named, True
             answer = self._answers.get(key)
             if answer is not None:
                 ours[place], last, found = answer.message, place, answer
+            chain = key
         rest = messages[last + 1 :]
         said = {answer.own for answer in self._answers.values()} if any(map(_says_something, rest)) else set[bytes]()
         changed = any(_says_something(one) and _digest_of(_content_of(one)) in said for one in rest)
-        return _Found(messages=ours, last=last, answer=found, changed=changed, chain=chain[-1])
+        return _Found(messages=ours, last=last, answer=found, rewritten=rewritten, changed=changed, chain=chain)
+
+    def _named_in(self, message: Message, before: bytes) -> bytes | None:
+        """Return the key of the answer behind ``before`` whose calls an assistant's text names by their ids; None without one."""
+        text = message.get("content") or ""
+        if message["role"] != "assistant" or message.get("tool_calls"):
+            return None
+        for key in self._after.get(before, ()):
+            answer = self._answers.get(key)
+            if answer is not None and all(call["id"] in text for call in answer.message["tool_calls"]):
+                return key
+        return None
 
     def _after_answer(self, written: str, turn: Turn) -> str:
         """Return the template's text after an answer's last sampled token: the end mark, unless sampled, and the rest."""
