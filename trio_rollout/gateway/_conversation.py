@@ -114,7 +114,7 @@ class Conversation:
         """Record the answer to these messages; ``placed`` saves a pass over them."""
         messages = _one_system_message(messages)
         node = self.tree.add(turn)
-        chain = _chain(messages, tools)[-1] if placed is None else placed.chain
+        chain = self._recognised(messages, tools).chain if placed is None else placed.chain
         system = _system_digest(messages)
 
         def keep(chain: bytes, message: Message, written: Message) -> None:
@@ -126,7 +126,7 @@ class Conversation:
         keep(chain, answer, answer)
         if continues(messages):  # most agents make one message of their own words and the answer
             begun = messages[-1]
-            before = _chain(messages[:-1], tools)[-1]
+            before = self._recognised(messages[:-1], tools).chain
             whole = {**begun, **answer, "content": f"{begun['content']}{answer['content']}"}
             for written in (whole["content"], f"{begun['content']}\n{answer['content']}"):
                 keep(before, whole, {**whole, "content": written})
@@ -266,14 +266,6 @@ def _has_no_thoughts(answer: _OwnAnswer) -> bool:
 
 def _says_something(message: Message) -> bool:
     return message["role"] == "assistant" and bool(message.get("content") or message.get("tool_calls"))
-
-
-def _chain(messages: Iterable[Message], tools: Sequence[Tool]) -> list[bytes]:
-    """Return a digest for every beginning of the conversation, the empty one first. The tools count: they are in the prompt."""
-    chain = [_digest_of(list(tools))]
-    for message in messages:
-        chain.append(_digest_of(_content_of(message), chain[-1]))
-    return chain
 
 
 def digest_of_last(messages: Sequence[Message]) -> bytes:
