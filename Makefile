@@ -81,11 +81,15 @@ setup-sglang: setup
 test-sglang: setup-sglang
 	$(BIN)/pytest -m real_sglang $(PYTEST_ARGS)
 
-# Real agents, run offline against the tiny server. Agents that npm cannot install are left out.
-setup-agents: setup
-	test -x .venv-agents/bin/mini || { $(PYTHON) -m venv .venv-agents && .venv-agents/bin/pip install --quiet mini-swe-agent; }
-	npm install --silent --no-audit --no-fund --prefix .venv-agents/npm @openai/codex @anthropic-ai/claude-code \
-		|| echo "codex and claude-code could not be installed"
+# Real agents and clients, run offline against the tiny server. Those that npm cannot install are left out.
+CLIENTS := tests/gateway/clients
+setup-agents: .venv-agents/.installed
+.venv-agents/.installed: $(CLIENTS)/requirements.txt $(CLIENTS)/package.json | setup
+	test -x .venv-agents/bin/python || $(PYTHON) -m venv .venv-agents
+	.venv-agents/bin/pip install --quiet -r $(CLIENTS)/requirements.txt
+	mkdir -p .venv-agents/npm && cp $(CLIENTS)/package.json .venv-agents/npm
+	npm install --silent --no-audit --no-fund --prefix .venv-agents/npm || echo "the agents of npm could not be installed"
+	touch $@
 
 test-agents: setup-agents
 	$(BIN)/pytest -m agents $(PYTEST_ARGS)

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = {
     "mini": ROOT / ".venv-agents" / "bin" / "mini",
     "codex": ROOT / ".venv-agents" / "npm" / "node_modules" / ".bin" / "codex",
-    "claude": ROOT / ".venv-agents" / "npm" / "node_modules" / ".bin" / "claude",
+    "claude": ROOT / ".venv-agents" / "npm" / "node_modules" / "claude-code-2-1-332" / "bin" / "claude.exe",
 }
 
 
