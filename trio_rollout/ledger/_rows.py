@@ -128,7 +128,8 @@ class Rows:
         self.db.execute(query, (*columns.values(), row.seq))
 
     def quarantine(self, row: Row, report: QuarantineReport, error: bytes | None, **columns: bytes | None) -> None:
-        """Move a group to the end of the quarantined ones, with this report and its encoded error."""
+        """Move a group to the end of the quarantined ones, with this report and its encoded error; it has no turns any more."""
+        self.samples.drop_all_turns(row.seq)
         self.update(
             row,
             state="quarantined",
@@ -381,7 +382,6 @@ class EventApplier:
         report = event.report
         row = self.rows.require(report.id, "quarantine", "waiting")
         self.rows.quarantine(row, report, error, wasted=encode_wasted(event.wasted))
-        self.rows.samples.drop_all_turns(row.seq)
         for trajectory, location in zip(event.unscored, unscored, strict=True):
             tokens = tokens_of(trajectory)
             self.rows.samples.put(row.seq, trajectory.index, row.attempt, location, tokens=tokens, scored=False)
