@@ -274,6 +274,30 @@ def test_it_takes_every_reward_that_run_takes(place, reward):
     assert exported(place.path) == dict.fromkeys("01", [1.0, 1.0] if reward.startswith("rewards") else [0.0, 0.0])
 
 
+def test_generated_tasks_are_scored_again_by_their_own_verifier(tmp_path, server):
+    common = ("--tasks", "gcd:2", "--samples", 1, "--server", server, "--max-new-tokens", 4, "--out", "out")
+    assert command("run", *common, cwd=tmp_path).status == 0
+
+    ended = command("rescore", "out", cwd=tmp_path)
+
+    assert (ended.status, has(ended, "groups scored", 2)) == (0, True), ended.out + ended.err
+    assert command("run", *common, cwd=tmp_path).status == 0
+
+
+def test_a_scorer_has_its_time_and_its_tries(place):
+    place.write(1)
+    assert place.run(reward="rewards:half").status == 0
+    place.calls()
+
+    limits = ("--reward-deadline", "0.2", "--max-attempts", "1")
+    ended = place.rescore("--reward", "rewards:waits", *limits)
+    (place.path / "mended").touch()  # its threads end
+
+    assert ended.status == 3, ended.out + ended.err
+    assert "no answer within its deadline of 0.2 s" in ended.out
+    assert set(place.calls().values()) == {1}
+
+
 def test_wrong_uses_say_what_is_wrong(place):
     place.write(2)
     assert place.run(reward="rewards:half").status == 0

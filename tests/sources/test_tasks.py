@@ -180,3 +180,11 @@ def test_a_scorer_remembers_a_bounded_number_of_entries():
     for index in range(3000):
         scorer.remember(index, {})
     assert len(scorer._entries) == 1024
+
+
+async def test_a_source_can_be_made_of_the_name_that_a_ledger_knows_it_by():
+    again = TaskSource.of_identity(tasks(count=7, seed=3).identity)
+
+    assert (again.name, again.count, again.seed) == ("gcd", 7, 3)
+    with pytest.raises(SourceError, match="'JSONL of 6 prompts' names no generated tasks"):
+        TaskSource.of_identity("JSONL of 6 prompts")
