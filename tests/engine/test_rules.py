@@ -97,6 +97,7 @@ async def test_f139_however_long_the_grace_was_giving_back_has_its_time(how):
         await trio.sleep(1)
         if how == "drain":
             await w.engine.drain(grace=100)
+            assert len(source.returned) == w.engine.statistics().pulled
     counts = w.engine.statistics()
     assert counts.waiting == counts.running == 0
     assert len(source.returned) == counts.returned == counts.pulled
@@ -151,7 +152,10 @@ async def test_f139_a_continuation_that_got_a_token_begins_the_count_of_empty_on
 
 
 async def test_f139_an_evaluation_has_no_filter_of_the_training():
+    asked = []
+
     async def none_at_all(group):
+        asked.append(group.prompt.id)
         return Drop("not worth training on")
 
     async with world(2, group_filter=none_at_all) as w:
@@ -159,6 +163,7 @@ async def test_f139_an_evaluation_has_no_filter_of_the_training():
         assert [len(group.trajectories) for group in groups] == [2, 2, 2]
         assert await take_all(w.engine) == []
         assert w.engine.statistics().filtered == 2
+    assert sorted(asked) == ["p0", "p1"]
 
 
 @pytest.mark.parametrize("mode", list(PauseMode))
