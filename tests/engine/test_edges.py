@@ -106,6 +106,10 @@ class Own(FakeServers):
         self._check("versions")
         return await super().versions()
 
+    def require_version(self, version, **more):
+        super().require_version(version, **more)
+        self._check("require_version")
+
     def _check(self, call):
         if call in self.broken:
             raise self.broken[call]
@@ -113,7 +117,7 @@ class Own(FakeServers):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("error", [OSError("no route"), ExceptionGroup("all", [OSError("no route"), ValueError("x")])])
-@pytest.mark.parametrize("call", ["pause", "resume", "versions"])
+@pytest.mark.parametrize("call", ["pause", "resume", "versions", "require_version"])
 async def test_f129_an_error_of_the_users_servers_closes_no_gate(caplog, call, error, mode):
     """That of resume() is reported; those of the others come out of the window, and the next window works."""
     told = Told()
@@ -128,7 +132,7 @@ async def test_f129_an_error_of_the_users_servers_closes_no_gate(caplog, call, e
         w.servers.broken = ()
         assert raised is (None if call == "resume" else error)
         assert ("no route" in caplog.text) == (call == "resume")
-        assert w.engine.weight_version == (1 if call == "resume" else 0)
+        assert w.engine.weight_version == (1 if call in {"resume", "require_version"} else 0)
         with trio.fail_after(100):
             first = await w.engine.next_batch(2)
             async with w.engine.weight_update(version=2, mode=mode):

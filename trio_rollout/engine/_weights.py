@@ -218,13 +218,13 @@ class Weights:
         """Write the version down, then require it. Cancelled or refused before it is on disk, nothing has changed."""
         await self.state.ledger.tell(VersionChanged(version=version, named_by=tuple(named_by)))
         self.top = max(self.top, version)
-        self.state.context.servers.require_version(version)
         staleness = self.state.staleness
         staleness.note_new_version()
         self.state.context.gate.adopt(version)
         for this in self.state.running.tries():
             if staleness.is_too_old_at(this.begun):
                 this.cancel(Cause.STALE, f"began under version {this.begun}, the weights are at {version}")
+        self.state.context.servers.require_version(version)  # last: the servers may be the user's, and raise
 
     async def _reopen(self, window: WeightUpdate) -> None:
         try:
