@@ -1,12 +1,20 @@
 """slime and miles: what fails costs one sample of its group, whatever raised it, and is counted as in any other engine."""
 
 import importlib
+from contextlib import suppress
+from types import SimpleNamespace
 
+import attrs
 import httpx
 import pytest
+import trio
 
-from trio_rollout.errors import InfrastructureError, SandboxLost, ServerLost, ToolError
+from trio_rollout import EngineSettings, IterableSource, open_rollout_engine
+from trio_rollout.errors import EndOfData, InfrastructureError, SandboxLost, ServerLost, ToolError
+from trio_rollout.testing import FakeServers, cancel_everywhere, prompts
 from trio_rollout_compat import slime
+from trio_rollout_compat.slime._engine import HostEngine
+from trio_rollout_compat.slime._samples import KEY
 
 from .hosting import DataSource, arguments, importable
 
@@ -80,3 +88,32 @@ def test_f102_a_failure_costs_one_sample_of_eight(what, host, seen, server, capl
     expected = {f"retried_{cause}": 1} | ({f"wasted_tokens_{cause}": wasted} if wasted else {})
     assert {name: count for name, count in figures.items() if name.startswith(("re", "wasted"))} == expected
     assert "quarantined" not in figures
+
+
+async def training_calls(arm):
+    """The first call is cancelled before one of its steps; the others take the rest."""
+
+    async def generate(prompt, rollout):
+        made = rollout.finish([await rollout.generate(rollout.input)])
+        return attrs.evolve(made, metadata={KEY: SimpleNamespace(index=int(prompt.id[1:]))})
+
+    async def train():
+        groups, _ = await HostEngine(engine, functions).train()
+        taken.extend(one.index for group in groups for one in group)
+
+    taken, functions = [], SimpleNamespace(args=SimpleNamespace(rollout_batch_size=1), dropped={})
+    settings = EngineSettings(samples_per_prompt=1, max_running=2)
+    source = IterableSource(prompts(4))
+    async with open_rollout_engine(source, generate, servers=FakeServers(), settings=settings) as engine:
+        with trio.CancelScope() as scope:
+            arm(scope)
+            await train()
+        with suppress(EndOfData):
+            while True:
+                await train()
+    return taken
+
+
+def test_a_training_call_that_is_cancelled_before_any_step_has_taken_nothing():
+    sweep = cancel_everywhere(training_calls, lambda taken, _: sorted(taken) == [0, 1, 2, 3])
+    sweep.require()

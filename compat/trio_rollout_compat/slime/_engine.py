@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 import attrs
+import trio
 
 from trio_rollout import Deadlines, EngineSettings, RolloutEngine, open_rollout_engine, open_sglang_servers
 from trio_rollout.errors import SettingsError
@@ -43,7 +44,8 @@ class HostEngine:
         if weight_version is not None:
             await self.engine.note_weight_version(weight_version)
         batch = await self.engine.next_batch(self.functions.args.rollout_batch_size)
-        await batch.ack()  # at once: there is no ledger
+        with trio.CancelScope(shield=True):  # what was taken is handed out
+            await batch.ack()  # at once: there is no ledger
         groups = sorted((made_of(group) for group in batch.groups), key=index_of)
         return groups, self._metrics()
 
