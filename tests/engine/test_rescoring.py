@@ -11,7 +11,7 @@ from trio_rollout._core.lifecycle import State
 from trio_rollout.errors import LedgerError
 from trio_rollout.ledger import RESCORED_STATES, open_ledger
 from trio_rollout.sources import IterableSource
-from trio_rollout.testing import HANG, Fail, Say, cancel_everywhere, prompts
+from trio_rollout.testing import HANG, Fail, Say, cancel_everywhere, prompts, throw_everywhere
 from trio_rollout.testing._sim.disk import disk_full_from
 from trio_rollout.testing._sim.world import SimIO
 
@@ -453,3 +453,31 @@ async def test_a_sample_that_is_cut_while_it_is_scored_is_scored_again_and_not_s
             assert w.servers.calls == 2
             assert w.engine.statistics().tokens.wasted_total == 0
         assert [row.reward for row in group.trajectories] == [0.5, 0.5]
+
+
+def test_a_scorer_that_raises_at_any_await_costs_its_own_group_only():
+    """Each group is written whole with its new rewards, or keeps the old ones and is listed."""
+
+    async def scenario(faults):
+        runs = await lived(count=3, reward=failing_for())
+
+        async def new(trajectory):
+            await trio.sleep(0.5)
+            await trio.sleep(trajectory.index)
+            return 2.0
+
+        life = Passes(runs)
+        report = await rescored(runs, faults(new), settings=settings(retry=Retry(max_attempts=1)))
+        life.found, life.written = await stored(runs), [one.id.prompt for one in report.failed]
+        life.went_on = report.scored + len(report.failed) == 3
+        return life
+
+    def check(life, point):
+        rewards = {name: rewards for name, (_, rewards) in life.found.items()}
+        expected = {name: [0.0, 1.0] if name in life.written else [2.0, 2.0] for name in rewards}
+        assert rewards == expected
+        assert life.went_on
+        assert len(life.written) <= 1
+
+    sweep = throw_everywhere(scenario, check, exc=SystemExit)
+    assert not sweep.failures, sweep

@@ -235,10 +235,10 @@ async def test_a_damaged_sample_is_named(tmp_path):
 async def test_a_summary_counts_the_kept_samples(tmp_path):
     await record(tmp_path, [pulled(0, 1, 2), finished(0), finished(0, 1), finished(1), quarantined(1, sample(1, 1))])
     with read_ledger(tmp_path) as reader:
-        assert [(one.state, one.kept) for one in reader.summaries()] == [
-            (State.WAITING, 2),
-            (State.QUARANTINED, 1),
-            (State.WAITING, 0),
+        assert [(one.state, one.kept, one.unscored) for one in reader.summaries()] == [
+            (State.WAITING, 2, 0),
+            (State.QUARANTINED, 1, 1),
+            (State.WAITING, 0, 0),
         ]
         assert reader.group_by_id(gid(0)) == prompt(0)
         assert list(reader.groups()) == []

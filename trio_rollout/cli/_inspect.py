@@ -171,10 +171,7 @@ def summary_line(summary: GroupSummary) -> str:
     """Return a group as one line: id, state and step, attempts, cause, versions, rewards, tokens, last error."""
     step = "" if summary.step is None else f" (step {summary.step})"
     parts = [str(summary.id), summary.state.value + step, tries(summary)]
-    if summary.kept:
-        parts.append(number_of(summary.kept, "finished sample"))
-    if summary.turns:
-        parts.append(number_of(summary.turns, "recorded turn"))
+    parts += _samples(summary)
     if summary.cause is not None:
         parts.append(f"last cause {summary.cause.value}")
     if summary.reason is not None:
@@ -190,6 +187,16 @@ def summary_line(summary: GroupSummary) -> str:
     if summary.error is not None:
         parts.append(error_line(summary.error))
     return "  ".join(parts)
+
+
+def _samples(summary: GroupSummary) -> Iterator[str]:
+    """Yield what there is of samples whose group is not finished."""
+    if summary.kept:
+        yield number_of(summary.kept, "finished sample")
+    if summary.unscored:
+        yield f"{number_of(summary.unscored, 'sample')} without a reward"
+    if summary.turns:
+        yield number_of(summary.turns, "recorded turn")
 
 
 def reward_text(reward: float | Mapping[str, float] | None) -> str:

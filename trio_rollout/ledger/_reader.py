@@ -50,15 +50,16 @@ _SHARED = [
     "rewards",
     "wasted",
 ]
-_COLUMNS = ("place", *_SHARED, "error", "kept", "turns", "tokens", "is_stored")
+_COLUMNS = ("place", *_SHARED, "error", "kept", "unscored", "turns", "tokens", "is_stored")
 _SELECT = f"""
 SELECT seq, {", ".join(_SHARED)}, error,
 (SELECT count(*) FROM samples WHERE samples.seq = groups.seq AND scored),
+(SELECT count(*) FROM samples WHERE samples.seq = groups.seq AND NOT scored),
 (SELECT count(*) FROM turns WHERE turns.seq = groups.seq),
 tokens + (SELECT coalesce(sum(tokens), 0) FROM samples WHERE samples.seq = groups.seq)
 + (SELECT coalesce(sum(tokens), 0) FROM turns WHERE turns.seq = groups.seq), 1 FROM groups WHERE
 """  # ruff: ignore[hardcoded-sql-expression]  ours
-_ENDED = f"SELECT id, {', '.join(_SHARED)}, NULL, 0, 0, tokens, 0 FROM ended WHERE"  # ruff: ignore[hardcoded-sql-expression]  ours
+_ENDED = f"SELECT id, {', '.join(_SHARED)}, NULL, 0, 0, 0, tokens, 0 FROM ended WHERE"  # ruff: ignore[hardcoded-sql-expression]  ours
 _ROWS = f"{_SELECT} seq > ? AND state IN (SELECT value FROM json_each(?)) ORDER BY seq LIMIT ?"  # ruff: ignore[hardcoded-sql-expression]  ours
 _ROW = f"{_SELECT} epoch = ? AND prompt = ?"
 _ENDED_ROWS = f"{_ENDED} id > ? AND state IN (SELECT value FROM json_each(?)) ORDER BY id LIMIT ?"  # ruff: ignore[hardcoded-sql-expression]  ours
@@ -71,7 +72,8 @@ _WITH_GROUP = (State.READY, State.DELIVERED, State.ACKED)
 class GroupSummary:
     """One group without its tokens. ``attempts`` counts the attempts that were used up, ``attempt`` is the last one's number.
 
-    ``kept`` counts the finished samples of a group that is waiting or quarantined, ``turns`` the recorded turns of others.
+    ``kept`` counts the finished samples of a group that is waiting or quarantined, ``unscored`` those that only lack a
+    reward, ``turns`` the recorded turns of others.
     ``tokens`` were sampled for its body or for these, ``wasted`` in vain, by cause. ``is_stored`` is False for a group that was
     acked or filtered and not kept.
     """
@@ -88,6 +90,7 @@ class GroupSummary:
     rewards: tuple[Any, ...]
     error: Failure | None
     kept: int = 0
+    unscored: int = 0
     turns: int = 0
     tokens: int = 0
     wasted: Mapping[Cause, int] = NO_WASTE
@@ -109,6 +112,7 @@ def _summary(row: tuple[Any, ...]) -> GroupSummary:
         rewards=() if found["rewards"] is None else tuple(unpacked(found["rewards"])),
         error=None if found["error"] is None else decode_failure(found["error"]),
         kept=found["kept"],
+        unscored=found["unscored"],
         turns=found["turns"],
         tokens=found["tokens"],
         wasted=decode_wasted(found["wasted"]),
