@@ -6,7 +6,7 @@ Feed it what was received, in pieces of any size, and take the requests from it 
     while (request := reader.next()) is not None:
         ...
 
-httptools parses. The reader collects, and bounds what httptools does not: the bytes of a head, of a body, and of the
+httptools parses. The reader collects, and bounds what httptools does not: the bytes and the headers of a head, the bytes of a body, and of the
 framing between two bytes of a body.
 
 Invariants: the requests depend on the bytes and not on how they were cut into pieces; a request is returned only if it was
@@ -23,11 +23,13 @@ import httptools
 
 # More than any client sends; httptools itself has no limit.
 REQUEST_HEAD_LIMIT: Final = 65536
+REQUEST_HEADERS_LIMIT: Final = 256
 # The longest prompts of a long context with images are some tens of MB.
 REQUEST_BODY_LIMIT: Final = 64 * 1024 * 1024
 
 _BLANK_LINE: Final = b"\r\n\r\n"
 _ANY_LENGTH: Final = 1 << 63
+_MOST_DIGITS: Final = 20
 
 
 class BadRequest(ValueError):
@@ -106,11 +108,12 @@ class _Parts:
         if not self.in_head:
             return  # a trailer
         self._headers.append((name, value))
+        if len(self._headers) > REQUEST_HEADERS_LIMIT:
+            self.refuse(f"more than {REQUEST_HEADERS_LIMIT} headers", HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         lower = name.lower()
-        if lower == b"content-length" and int(value) > self._body_limit:
-            self.refuse(
-                f"a body of {int(value)} bytes, at most {self._body_limit}", HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-            )
+        # httptools refuses numbers beyond 64 bits, and not zeros in front of others.
+        if lower == b"content-length" and (length := int(value[-_MOST_DIGITS:])) > self._body_limit:
+            self.refuse(f"a body of {length} bytes, at most {self._body_limit}", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         elif lower == b"expect" and value.lower() == b"100-continue":
             self.expects_continue = True
 
