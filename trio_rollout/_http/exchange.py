@@ -332,6 +332,9 @@ class Pool:
             if not self._idle:
                 self._asleep = trio.Event()
                 await self._asleep.wait()
+                await wait_s(
+                    min(_UNWATCHED_S, self._idle_s)
+                )  # a busy pool wakes this task once a second, not each time
                 continue
             longest = connection, since = self._idle[0]
             due = since + self._idle_s

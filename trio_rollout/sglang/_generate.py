@@ -216,7 +216,7 @@ class Generation:
             try:
                 return await exchange.receive()
             except BaseException as error:
-                await self._give_up(call, exchange, error)
+                await self._give_up(call, exchange, error)  # noqa: ASYNC102  the calls in it shield and bound themselves
                 raise
             finally:
                 server.sent -= 1

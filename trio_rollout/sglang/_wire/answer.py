@@ -188,8 +188,8 @@ def _check_output(ids: IdArray, log_probs: FloatArray, asked: Asked) -> None:
     terms = asked.request.terms
     if terms.most is not None and len(ids) > terms.most:
         raise ServerError(f"{asked.attempted}: output_ids has {len(ids)} tokens, allowed: max_new_tokens {terms.most}")
-    if not np.maximum.reduce(log_probs) <= HIGHEST_LOG_PROB:  # NaN is refused too
-        at = int(np.argmin(log_probs <= HIGHEST_LOG_PROB))
+    at = int(log_probs.argmax())  # of NaN, if there is one; a third of the time that the maximum takes
+    if not log_probs.item(at) <= HIGHEST_LOG_PROB:
         raise ServerError(f"{asked.attempted}: meta_info.{LOG_PROBS}[{at}] is {log_probs[at]}, allowed: at most 0")
     check_vocabulary("output_ids", ids, asked)
 
@@ -197,8 +197,7 @@ def _check_output(ids: IdArray, log_probs: FloatArray, asked: Asked) -> None:
 def check_vocabulary(field: str, ids: IdArray, asked: Asked) -> None:
     """Raise ServerError if one of the ids is outside the vocabulary, as far as its size is known."""
     size = asked.request.terms.vocab_size
-    if size is not None and len(ids) and np.maximum.reduce(ids) >= size:
-        at = int(np.argmax(ids >= size))
+    if size is not None and len(ids) and ids.item(at := int(ids.argmax())) >= size:
         raise ServerError(
             f"{asked.attempted}: {field}[{at}] is {ids[at]}, allowed: 0 to below the vocabulary's size {size}"
         )
