@@ -1,17 +1,20 @@
-"""Failures from the field: variables of chat templates, and conversations that end with words of the assistant."""
+"""Failures from the field: variables of chat templates, words of the assistant at the end, and forms behind thoughts."""
 
+import httpx
 import openai
 import pytest
 
-from trio_rollout import Prompt, open_sglang_servers
+from trio_rollout import Prompt, SamplingParams, open_sglang_servers
 from trio_rollout.errors import RequestRejected, SettingsError
-from trio_rollout.gateway import Drift, GatewaySettings
-from trio_rollout.tiny import open_tiny_server
+from trio_rollout.gateway import Drift, GatewaySettings, open_gateway
+from trio_rollout.tiny import DATA, open_tiny_server
 from trio_rollout.tokenizer import load_tokenizer
 
 from .conftest import WEATHER
-from .talk import IDS, WAYS, talking
+from .talk import APIS, IDS, WAYS, talking
 from .templates import ONE_SYSTEM, THINKING, folder_with
+from .test_field_turns import PATHS, body_of
+from .virtual import LoneRollout, NoParser
 
 pytestmark = pytest.mark.usefixtures("clients_leave_generators")
 
@@ -200,3 +203,58 @@ async def test_f152_prompts_of_a_program_are_continued_and_have_variables(thinki
         assert list(servers.encode(Prompt(id="1", messages=ends[:1]))) == tokenizer.apply_chat_template(ends[:1])
     with pytest.raises(RequestRejected, match="can't be continued"):
         tokenizer.render_chat([ends[0], {"role": "assistant", "content": ""}], continue_final_message=True)
+
+
+class Thinks(NoParser):
+    finds_thoughts = True
+
+
+class Watched(LoneRollout):
+    """A rollout that keeps what was sent beside the ids."""
+
+    def __init__(self):
+        super().__init__()
+        self.sent = []
+
+    async def generate(self, input_ids, sampling=None, *, extra=None, on_tokens=None):
+        self.sent.append(dict(extra or {}))
+        return await super().generate(input_ids, sampling, on_tokens=on_tokens)
+
+
+def with_schema(api):
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "name": "answer", "schema": schema}
+    return {
+        "chat": {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}},
+        "responses": {"text": {"format": form}},
+        "messages": {"output_config": {"format": form}},
+    }[api]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("api", APIS)
+async def test_f149_a_form_of_the_answer_begins_behind_the_thoughts(autojump_clock, api, stream):
+    """Only for a policy that thinks, and in a request that does not switch thinking off."""
+    off = {
+        "chat": {"chat_template_kwargs": {"enable_thinking": False}},
+        "responses": {"reasoning": {"effort": "none"}},
+        "messages": {"thinking": {"type": "disabled"}},
+    }[api]
+    cases = [(Thinks(), {}, True), (Thinks(), off, False), (NoParser(), {}, False)]
+    for parser, more, wanted in cases:
+        rollout = Watched()
+        async with open_gateway(rollout.servers, tokenizer=DATA, parser=parser) as gateway:
+            opened = gateway.open_session(rollout, prompt=Prompt(id="p", text="x"), sampling=SamplingParams())
+            async with opened as session, httpx.AsyncClient(trust_env=False) as client:
+                for form in ({}, with_schema(api)):
+                    body = {**body_of(api, stream=stream), **more, **form}
+                    answer = await client.post(
+                        session.base_url + PATHS[api], json=body, headers={"x-api-key": session.api_key}
+                    )
+                    assert answer.status_code == 200, answer.text
+        assert rollout.sent == [{}, {"require_reasoning": True} if wanted else {}]

@@ -7,11 +7,13 @@ import attrs
 import openai
 import pytest
 
-from trio_rollout.gateway import Call, Drift, Parsed
+from trio_rollout import Prompt, SamplingParams, ServerSettings, open_sglang_servers
+from trio_rollout.gateway import Call, Drift, Parsed, open_gateway
 from trio_rollout.gateway._fields import CHAT_TOOLS, MESSAGES_TOOLS, RESPONSES_TOOLS, Use
+from trio_rollout.testing import Reply, open_fake_sglang
 
 from .conftest import WEATHER
-from .talk import IDS, WAYS, talking
+from .talk import APIS, IDS, WAYS, talking
 from .templates import ONE_SYSTEM, folder_with
 
 pytestmark = pytest.mark.usefixtures("clients_leave_generators")
@@ -312,7 +314,7 @@ async def test_f150_an_image_that_a_tool_brings_becomes_a_text(run_agent_once, s
 
     (row,) = (await run_agent_once(agent)).segments
     written = tiny_tokenizer.decode(row.tokens)
-    assert written.count("not shown, because the model reads text only]") == 2 * len(PICTURES[api])
+    assert written.count("not shown, because the model is given text only]") == 2 * len(PICTURES[api])
     assert PIXEL not in written
 
 
@@ -335,3 +337,63 @@ async def test_f150_documents_and_results_that_hold_text_are_read(run_agent_once
     written = tiny_tokenizer.decode(row.tokens)
     assert "A\nfirst\nshow me" in written
     assert "A\nfirst\nsecond\nB\na.md\nthird\nfourth\n22 degrees" in written
+
+
+# Writes an image as its marks, and takes a text as well as parts.
+SEES = r"""
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\n' }}
+{%- if message.content is string %}{{ message.content }}
+{%- else %}{% for part in message.content %}{% if part.type == 'image' %}<|endoftext|>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}
+{{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}
+"""
+
+
+class OnServers:
+    """A rollout that samples on these servers, without an engine."""
+
+    index = 0
+
+    def __init__(self, servers):
+        self.servers = servers
+
+    async def generate(self, input_ids, sampling=None, *, extra=None, on_tokens=None):
+        return await self.servers.generate(input_ids, sampling, extra=extra or {}, on_tokens=on_tokens)
+
+
+@pytest.mark.parametrize("way", [*((api, False) for api in APIS), ("messages", True)], ids=str)
+async def test_f150_a_policy_that_sees_gets_the_image(tmp_path, tiny_tokenizer, way):
+    """In the task and from a tool; the prompt has the template's marks in its place, and another image is another history.
+
+    OpenAI's helpers for streams refuse the fake server's answers, which end at their limit.
+    """
+    folder, (api, _) = folder_with(SEES, tmp_path / "model"), way
+    texts = {
+        "/model_info": {"model_path": "x", "weight_version": "0", "has_image_understanding": True},
+        "/v1/models": {},
+        "/server_info": {},
+    }
+
+    def plan(seen):
+        return Reply(body=texts[seen.path]) if seen.path in texts else None
+
+    async with (
+        open_fake_sglang(plan) as fake,
+        open_sglang_servers([fake.url], settings=ServerSettings(vocab_size=1024)) as servers,
+        open_gateway(servers, tokenizer=folder) as gateway,
+    ):
+        opened = gateway.open_session(OnServers(servers), prompt=Prompt(id="p", text="x"), sampling=SamplingParams())
+        async with opened as session, talking(session, way) as talk:
+            await talk.user([PICTURES[api][0]]).ask()
+            talk.history.append({"role": "user", "content": [PICTURES[api][0]]})
+            await talk.ask()
+            talk.history[0] = json.loads(json.dumps(talk.history[0]).replace(PIXEL, PIXEL[::-1]))
+            await talk.ask()
+            assert session.statistics().drift[Drift.FORKED] == 1
+
+    asked = [seen.body for seen in fake.seen if seen.path == "/generate"]
+    assert [len(body["image_data"]) for body in asked] == [1, 2, 2]
+    assert asked[0]["image_data"] == [f"data:image/png;base64,{PIXEL}"]
+    assert tiny_tokenizer.decode(asked[0]["input_ids"]).startswith("<|im_start|>user\n<|endoftext|><|im_end|>")

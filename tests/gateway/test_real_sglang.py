@@ -1,5 +1,8 @@
 """A session on a real SGLang: recorded log-probs agree with a new prefill, and nothing of a cancelled turn stays."""
 
+import json
+import shutil
+
 import httpx
 import numpy as np
 import openai
@@ -144,3 +147,70 @@ async def test_two_turns_streamed_with_tools_and_cancelled_in_the_second(sglang_
     assert row.response_length == 24
     assert row.loss_mask.all()
     assert np.abs(again - row.log_probs).max() < 1e-4
+
+
+def thinking_weights(weights, folder):
+    """Copy a model, with its two last tokens renamed to the marks of thoughts."""
+    shutil.copytree(weights, folder)
+    path = folder / "tokenizer.json"
+    made = json.loads(path.read_text(encoding="utf-8"))
+    model = made["model"]
+    for token, content in ((2046, "<think>"), (2047, "</think>")):
+        name = next(name for name, number in model["vocab"].items() if number == token)
+        del model["vocab"][name]
+        joined = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+        model["merges"] = [
+            merge for merge, text in zip(model["merges"], joined, strict=True) if text.replace(" ", "") != name
+        ]
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+        made["added_tokens"].append({"id": token, "content": content, **flags})
+    path.write_text(json.dumps(made), encoding="utf-8")
+    return folder
+
+
+async def test_f149_a_json_schema_is_held_behind_the_thoughts(start_sglang, sglang_weights, tmp_path):
+    """The answer is JSON, and not the thoughts; with thinking off there are none."""
+    folder = thinking_weights(sglang_weights[0], tmp_path / "model")
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    said = []
+
+    async def generate(prompt, rollout):
+        # The random model closes its thoughts at once, wherever it may.
+        sampling = SamplingParams(max_new_tokens=40, extra={"logit_bias": {"2047": 100.0}})
+        async with (
+            rollout.session(sampling=sampling) as session,
+            openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, timeout=300) as agent,
+        ):
+            ask = {"model": "policy", "messages": [{"role": "user", "content": "hello"}], "response_format": form}
+            said.append((await agent.chat.completions.create(**ask)).choices[0].message)
+            async with agent.chat.completions.stream(**ask) as stream:
+                said.append((await stream.get_final_completion()).choices[0].message)
+        return session.trajectory()
+
+    flags = ("--model-path", str(folder), "--reasoning-parser", "deepseek-r1", "--grammar-backend", "xgrammar")
+    flags += ("--constrained-json-disable-any-whitespace",)
+    with start_sglang(*flags) as url, trio.fail_after(300):
+        async with (
+            open_sglang_servers([url]) as servers,
+            open_gateway(servers, tokenizer=folder) as gateway,
+            open_rollout_engine(
+                IterableSource([Prompt(id="0", text="task")]),
+                generate,
+                servers=servers,
+                reward=one,
+                gateway=gateway,
+                settings=EngineSettings(samples_per_prompt=1, max_running=1, retry=Retry(max_attempts=1)),
+            ) as engine,
+        ):
+            batches = [batch async for batch in engine.batches(1)]
+            assert [str(report.error) for report in engine.quarantined()] == []
+
+    assert len(batches) == 1
+    for message in said:
+        assert set(json.loads(message.content)) == {"a"}

@@ -7,7 +7,7 @@ import attrs
 import msgspec
 
 from ..tokenizer._messages import arguments_of, function_tool, join_text, tool_call
-from ._fields import MESSAGES, MESSAGES_PARTS, MESSAGES_TOOLS, Use, decode_request, text_of_part, use_of
+from ._fields import MESSAGES, MESSAGES_PARTS, MESSAGES_TOOLS, Reading, Use, decode_request, text_of_part, use_of
 from ._protocol import (
     Answered,
     Refusal,
@@ -38,6 +38,8 @@ _ERROR_TYPES: Final = {
 class _Source(msgspec.Struct):
     type: str = ""
     data: str = ""
+    media_type: str = ""
+    url: str | None = None
     content: "str | list[_Block] | None" = None
 
 
@@ -96,16 +98,16 @@ class _Body(msgspec.Struct):
 class Messages:
     """The Messages API as an ``AgentProtocol``."""
 
-    def request(self, body: bytes, answered: Answered = no_answer) -> ChatRequest:  # noqa: ARG002  requests here hold everything
+    def request(self, body: bytes, answered: Answered = no_answer, image: str | None = None) -> ChatRequest:  # noqa: ARG002  requests here hold everything
         asked: _Body = decode_request(body, _Body, MESSAGES)
         at_least_one_message(asked.messages)
         messages: list[Message] = []
         if asked.system:
-            messages.append({"role": "system", "content": _text(asked.system, "system")})
+            messages.append({"role": "system", "content": _text(asked.system, "system", Reading(task=True))})
         task = True
         for place, message in enumerate(asked.messages):
             task = task and message.role != "assistant"
-            messages.extend(_messages(message, f"messages[{place}]", task=task))
+            messages.extend(_messages(message, f"messages[{place}]", task=task, image=image))
         tools = _offered([] if asked.tool_choice and asked.tool_choice.type == "none" else asked.tools or [])
         config = asked.output_config or _OutputConfig()
         return ChatRequest(
@@ -262,33 +264,40 @@ def _thinking(asked: _Kind | None) -> dict[str, object]:
     return {"enable_thinking": on, "thinking": on}
 
 
-def _text(content: str | list[_Block] | None, where: str, *, task: bool = True) -> str:
+def _text(content: str | list[_Block] | None, where: str, how: Reading) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    return join_text(_part(block, where, task=task) for block in content)
+    return join_text(_part(block, where, how) for block in content)
 
 
-def _part(block: _Block, where: str, *, task: bool) -> str:
+def _part(block: _Block, where: str, how: Reading) -> str:
     """Return the text of a block; documents and search results may hold text."""
-    if block.type == "document" and isinstance(block.source, _Source) and block.source.type in {"text", "content"}:
-        return join_text([block.title or "", block.source.data, _text(block.source.content, where, task=task)])
+    source = block.source if isinstance(block.source, _Source) else _Source()
+    if block.type == "document" and source.type in {"text", "content"}:
+        return join_text([block.title or "", source.data, _text(source.content, where, how)])
     if block.type == "search_result":
-        source = block.source if isinstance(block.source, str) else ""
-        return join_text([block.title or "", source, _text(block.content, where, task=task)])
-    return text_of_part(block.type, block.text or block.tool_name, MESSAGES_PARTS, where, task=task)
+        name = block.source if isinstance(block.source, str) else ""
+        return join_text([block.title or "", name, _text(block.content, where, how)])
+    image = None
+    if block.type == "image":
+        image = f"data:{source.media_type};base64,{source.data}" if source.type == "base64" else source.url
+    return text_of_part(block.type, block.text or block.tool_name, MESSAGES_PARTS, where, how, image)
 
 
-def _messages(message: _Message, where: str, *, task: bool) -> Iterator[Message]:
+def _messages(message: _Message, where: str, *, task: bool, image: str | None) -> Iterator[Message]:
     """Yield one message with blocks as several: chat templates take each tool result as a separate message."""
     if isinstance(message.content, str):
         yield {"role": message.role, "content": message.content}
         return
     for block in message.content:
         if block.type == "tool_result":
-            text = _text(block.content, where, task=False)
-            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
-    texts = [_part(block, where, task=task) for block in message.content]
-    rest: dict[str, Any] = {"role": message.role, "content": join_text(texts)}
+            how = Reading(task=False, markup=image)
+            result = {"tool_call_id": block.tool_use_id, "content": _text(block.content, where, how)}
+            yield {"role": "tool", **result, **({"images": how.images} if how.images else {})}
+    how = Reading(task=task, markup=image)
+    rest: dict[str, Any] = {"role": message.role, "content": _text(message.content, where, how)}
+    if how.images:
+        rest["images"] = how.images
     if thoughts := join_text(block.thinking for block in message.content):
         rest["reasoning_content"] = thoughts
     if calls := [block for block in message.content if block.type == "tool_use"]:

@@ -145,8 +145,8 @@ class App:
         """Read and decode a request. A large one is decoded in a thread."""
         body = await exchange.body(most=self.settings.max_body, seconds=self.settings.body_seconds)
         if len(body) > _LARGE_BODY:
-            return await self._run_sync(protocol.request, body, session.answer_of)
-        return protocol.request(body, session.answer_of)
+            return await self._run_sync(protocol.request, body, session.answer_of, session.image)
+        return protocol.request(body, session.answer_of, session.image)
 
 
 def _model_card(name: str) -> dict[str, object]:

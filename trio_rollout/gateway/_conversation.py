@@ -292,7 +292,7 @@ def _content_of(message: Message) -> list[Any]:
     calls = [
         [call["function"]["name"], _numbers(call["function"]["arguments"])] for call in message.get("tool_calls") or ()
     ]
-    return [role, text, calls]
+    return [role, text, calls, *message.get("images", ())]
 
 
 def _numbers(value: Any) -> Any:

@@ -164,11 +164,23 @@ def require_fields(body: Mapping[str, msgspec.Raw], table: Fields) -> None:
             raise Refusal(400, f"{name}: got {got:.80}, allowed: {allowed}; {refused.why}")
 
 
-def text_of_part(kind: str, text: str, table: Kinds, where: str, *, task: bool) -> str:
-    """Return the text of a part; a note in place of one that is no text.
+@attrs.frozen(kw_only=True)
+class Reading:
+    """How a message's parts are read: see ``text_of_part``."""
 
-    ``task`` is true for what the agent was given before the first answer: a policy that reads text can't do such a task,
-    and must not be trained on it. An image that comes up later must not end the agent.
+    task: bool
+    """True for what the agent was given before the first answer."""
+    markup: str | None = None
+    """The chat template's text in the place of an image, if the policy sees images."""
+    images: list[str] = attrs.field(factory=list)
+    """The images of the message, as URLs."""
+
+
+def text_of_part(kind: str, text: str, table: Kinds, where: str, how: Reading, image: str | None = None) -> str:
+    """Return the text of a part; a note in place of one that is no text. An ``image``, as a URL, is kept for a policy that sees.
+
+    A policy that reads text can't do a task with an image, and must not be trained on it. An image that comes up later must
+    not end the agent.
 
     Raises:
       Refusal: the part is of no known kind, or is no text and belongs to the task.
@@ -176,8 +188,11 @@ def text_of_part(kind: str, text: str, table: Kinds, where: str, *, task: bool) 
     use = table.get(kind, Use.REFUSED)
     if use is Use.USED:
         return text
-    if use is Use.REPLACED and not task:
-        return f"[{kind.removeprefix('input_').removesuffix('_url')}: not shown, because the model reads text only]"
+    if use is Use.REPLACED and image and how.markup is not None:
+        how.images.append(image)
+        return how.markup
+    if use is Use.REPLACED and not how.task:
+        return f"[{kind.removeprefix('input_').removesuffix('_url')}: not shown, because the model is given text only]"
     known = ", ".join(name for name, use in table.items() if use is Use.USED)
     raise Refusal(400, f"{where}: content of type {kind!r} can't be tokenised, only {known} can")
 

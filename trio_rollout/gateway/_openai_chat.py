@@ -7,7 +7,7 @@ import attrs
 import msgspec
 
 from ..tokenizer._messages import arguments_of, function_tool, join_text, tool_call
-from ._fields import CHAT, CHAT_PARTS, CHAT_TOOLS, Kinds, decode_request, text_of_part, use_of
+from ._fields import CHAT, CHAT_PARTS, CHAT_TOOLS, Kinds, Reading, decode_request, text_of_part, use_of
 from ._protocol import (
     Answered,
     Refusal,
@@ -28,12 +28,19 @@ _DONE: Final = b"data: [DONE]\n\n"
 _ERROR_TYPES: Final = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
 
 
+class ImageUrl(msgspec.Struct):
+    """An image of Chat Completions."""
+
+    url: str = ""
+
+
 class Part(msgspec.Struct):
     """A part of a message's content, in both of OpenAI's APIs."""
 
     type: str
     text: str = ""
     refusal: str = ""
+    image_url: "str | ImageUrl | None" = None
 
 
 class _Function(msgspec.Struct):
@@ -70,16 +77,19 @@ class _Message(msgspec.Struct):
     reasoning: str | None = None
     function_call: Any = None
 
-    def as_message(self, where: str, *, task: bool) -> Message:
+    def as_message(self, where: str, *, task: bool, image: str | None) -> Message:
         """Return the message as chat templates take it."""
         if self.role == "function" or self.function_call is not None:
             raise Refusal(400, f"{where}: this is the former form of a call; give 'tool_calls' and the role 'tool'")
         role = "system" if self.role == "developer" else self.role
-        text = text_of(self.content, CHAT_PARTS, where, task=task and role != "tool")
+        how = Reading(task=task and role != "tool", markup=image)
+        text = text_of(self.content, CHAT_PARTS, where, how)
         message: dict[str, Any] = {"role": role, "content": text}
         if self.tool_calls:
             message["tool_calls"] = [call.as_call(where) for call in self.tool_calls]
         thoughts = self.reasoning if self.reasoning_content is None else self.reasoning_content
+        if how.images:
+            message["images"] = how.images
         given = {"tool_call_id": self.tool_call_id, "name": self.name, "reasoning_content": thoughts}
         return message | {name: value for name, value in given.items() if value is not None}
 
@@ -138,7 +148,7 @@ class _Body(msgspec.Struct):
 class ChatCompletions:
     """The Chat Completions API as an ``AgentProtocol``."""
 
-    def request(self, body: bytes, answered: Answered = no_answer) -> ChatRequest:  # noqa: ARG002  requests here hold everything
+    def request(self, body: bytes, answered: Answered = no_answer, image: str | None = None) -> ChatRequest:  # noqa: ARG002  requests here hold everything
         asked: _Body = decode_request(body, _Body, CHAT)
         at_least_one_message(asked.messages)
         most = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
@@ -146,7 +156,7 @@ class ChatCompletions:
         tools = [tool.offered(f"tools[{place}]") for place, tool in enumerate(given)]
         variables = thinking_of(asked.reasoning_effort) | (asked.chat_template_kwargs or {})
         return ChatRequest(
-            messages=tuple(_messages(asked.messages)),
+            messages=tuple(_messages(asked.messages, image)),
             tools=tuple(tool for _, tool in tools),
             forms=forms_of(form for form, _ in tools),
             variables=checked_variables(variables, "chat_template_kwargs"),
@@ -178,18 +188,23 @@ class ChatCompletions:
         return {"error": {"message": refusal.message, "type": kind, "param": None, "code": None}}
 
 
-def _messages(asked: Sequence[_Message]) -> Iterator[Message]:
+def _messages(asked: Sequence[_Message], image: str | None) -> Iterator[Message]:
     task = True
     for place, message in enumerate(asked):
         task = task and message.role != "assistant"
-        yield message.as_message(f"messages[{place}]", task=task)
+        yield message.as_message(f"messages[{place}]", task=task, image=image)
 
 
-def text_of(content: str | list[Part] | None, known: Kinds, where: str, *, task: bool) -> str:
+def text_of(content: str | list[Part] | None, known: Kinds, where: str, how: Reading) -> str:
     """Return the text of a message's content; see ``text_of_part``."""
     if content is None or isinstance(content, str):
         return content or ""
-    return join_text(text_of_part(part.type, part.text or part.refusal, known, where, task=task) for part in content)
+    return join_text(_part(part, known, where, how) for part in content)
+
+
+def _part(part: Part, known: Kinds, where: str, how: Reading) -> str:
+    image = part.image_url.url if isinstance(part.image_url, ImageUrl) else part.image_url
+    return text_of_part(part.type, part.text or part.refusal, known, where, how, image)
 
 
 @final

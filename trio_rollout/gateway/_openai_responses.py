@@ -13,7 +13,7 @@ import attrs
 import msgspec
 
 from ..tokenizer._messages import arguments_of, function_tool, join_text, tool_call
-from ._fields import RESPONSES, RESPONSES_ITEMS, RESPONSES_PARTS, RESPONSES_TOOLS, Use, decode_request, use_of
+from ._fields import RESPONSES, RESPONSES_ITEMS, RESPONSES_PARTS, RESPONSES_TOOLS, Reading, Use, decode_request, use_of
 from ._openai_chat import ChatCompletions, Part, text_of
 from ._protocol import (
     Answered,
@@ -112,7 +112,7 @@ class Responses:
     A request has its whole conversation, or the id of the response that it continues.
     """
 
-    def request(self, body: bytes, answered: Answered = no_answer) -> ChatRequest:
+    def request(self, body: bytes, answered: Answered = no_answer, image: str | None = None) -> ChatRequest:
         asked: _Body = decode_request(body, _Body, RESPONSES)
         include = asked.include or []
         if _LOG_PROBS in include:
@@ -123,7 +123,7 @@ class Responses:
         tools = _offered([] if asked.tool_choice == "none" else asked.tools or [])
         previous = (asked.previous_response_id or "").removeprefix(_RESPONSE)
         return ChatRequest(
-            messages=(*first, *_messages(items, answered, task=not previous)),
+            messages=(*first, *_messages(items, answered, task=not previous, image=image)),
             tools=tuple(tool for _, tool in tools),
             forms=forms_of(form for form, _ in tools),
             variables=thinking_of(asked.reasoning.effort if asked.reasoning else None),
@@ -273,7 +273,7 @@ def _offered(asked: Sequence[_Tool]) -> list[tuple[ToolForm, Tool]]:
 _OF_AN_ANSWER: Final = frozenset({"reasoning", "function_call", "custom_tool_call", "item_reference"})
 
 
-def _messages(items: list[_Item], answered: Answered, *, task: bool) -> Iterator[Message]:
+def _messages(items: list[_Item], answered: Answered, *, task: bool, image: str | None) -> Iterator[Message]:
     """Yield the items as messages: those of one answer (thoughts, text, calls) as one message.
 
     ``task`` is true if no answer stands before the first item.
@@ -289,7 +289,7 @@ def _messages(items: list[_Item], answered: Answered, *, task: bool) -> Iterator
         if answer is not None:
             yield answer
             answer = None
-        yield _other(item, kind, where, task=task)
+        yield _other(item, kind, where, Reading(task=task and kind == "message", markup=image))
     if answer is not None:
         yield answer
 
@@ -333,15 +333,18 @@ def _add_reference(answer: dict[str, Any], name: str, answered: Answered, where:
         answer.setdefault("tool_calls", []).append(calls[place])
 
 
-def _text(content: str | list[Part] | None, where: str, *, task: bool = False) -> str:
-    return text_of(content, RESPONSES_PARTS, where, task=task)
+def _text(content: str | list[Part] | None, where: str) -> str:
+    return text_of(content, RESPONSES_PARTS, where, Reading(task=False))
 
 
-def _other(item: _Item, kind: str, where: str, *, task: bool) -> Message:
+def _other(item: _Item, kind: str, where: str, how: Reading) -> Message:
+    content = item.content if kind == "message" else item.output
+    message: dict[str, Any] = {"content": text_of(content, RESPONSES_PARTS, where, how)}
+    if how.images:
+        message["images"] = how.images
     if kind != "message":
-        return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output, where)}
-    role = "system" if item.role == "developer" else item.role
-    return {"role": role, "content": _text(item.content, where, task=task)}
+        return {"role": "tool", "tool_call_id": item.call_id, **message}
+    return {"role": "system" if item.role == "developer" else item.role, **message}
 
 
 def _sealed(thoughts: str, request: ChatRequest) -> dict[str, str]:

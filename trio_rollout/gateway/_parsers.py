@@ -40,6 +40,7 @@ class _Separated(msgspec.Struct):
 class _ModelInfo(msgspec.Struct):
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    has_image_understanding: bool | None = None
 
 
 class _ServerInfo(msgspec.Struct):
@@ -179,6 +180,7 @@ async def parser_of(
     )
     known = min((card.max_model_len for card in cards.data if card.max_model_len), default=None)
     return parser, ContextLimits(
+        sees=bool(names.has_image_understanding),
         length=known if settings.context_length is None else settings.context_length,
         longest_prompt=None if info.max_req_input_len is None else info.max_req_input_len - 1,
     )

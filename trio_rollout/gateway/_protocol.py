@@ -83,8 +83,10 @@ class StreamWriter(Protocol):
 class AgentProtocol(Protocol):
     """One API that agents speak: Chat Completions, Responses or Messages."""
 
-    def request(self, body: bytes, answered: Answered = no_answer) -> ChatRequest:
+    def request(self, body: bytes, answered: Answered = no_answer, image: str | None = None) -> ChatRequest:
         """Decode the body of a request; ``answered`` finds what it refers to.
+
+        ``image`` is the chat template's text in the place of an image; None if the policy sees none.
 
         Raises:
           Refusal: the body is no valid request.

@@ -29,6 +29,7 @@ from ._values import Answer, ChatRequest, ContextLimits, Finish, Message, Tool, 
 
 # The APIs' own limit. A server that computes in float32 takes a much larger number for infinity.
 _HIGHEST_TEMPERATURE: Final = 2
+_FORMS: Final = frozenset({"json_schema", "regex", "ebnf", "structural_tag"})
 _OVERHEAD: Final = 16  # characters that a message without a text counts: a template runs through its body for each
 
 
@@ -61,7 +62,11 @@ class Sampler:
             empty = Answer(id=turn.id, text="", finish=Finish.LENGTH, prompt_tokens=len(placement.prompt_ids))
             return empty, Stop.LENGTH
         on_tokens = turn.on_tokens if request.stream else None
-        sampled = await rollout.generate(placement.prompt_ids, sampling, on_tokens=on_tokens)
+        thinks = self._thinks_before(request, sampling)
+        extra: dict[str, object] = {"require_reasoning": True} if thinks else {}
+        if images := [image for message in request.messages for image in message.get("images", ())]:
+            extra["image_data"] = images
+        sampled = await rollout.generate(placement.prompt_ids, sampling, extra=extra, on_tokens=on_tokens)
         _require_streamed(turn, sampled)
         parsed = turn.streaming.continued(await self._parsed(sampled.text, request.tools))
         answer = _answer(turn.id, sampled, parsed, request)
@@ -89,6 +94,11 @@ class Sampler:
 
     def _variables(self, request: ChatRequest) -> Mapping[str, object]:
         return {**self.settings.template_variables, **request.variables}
+
+    @property
+    def image(self) -> str | None:
+        """The chat template's text in the place of an image; None if the policy sees none."""
+        return self.conversation.tokenizer.image_markup if self.limits.sees else None
 
     def streaming_text(self, request: ChatRequest) -> StreamingText:
         """Return the text to stream for an answer to this request, still empty."""
@@ -119,6 +129,17 @@ class Sampler:
             return parsed
         # As in a stream: space around thoughts is the template's.
         return attrs.evolve(parsed, text=parsed.text.lstrip(), reasoning=parsed.reasoning.strip())
+
+    def _thinks_before(self, request: ChatRequest, sampling: SamplingParams) -> bool:
+        """Return True if the answer has a form that begins behind its thoughts.
+
+        Without a word about thoughts, SGLang holds the first token to the form, and what the parser then takes for thoughts
+        is the answer.
+        """
+        if not (self.parser.finds_thoughts and _FORMS.intersection(sampling.extra)):
+            return False
+        variables = {**self.conversation.tokenizer.variables, **self._variables(request)}
+        return not any(variables.get(name) is False for name in ("enable_thinking", "thinking"))
 
     def _sampling(self, request: ChatRequest, prompt_tokens: int) -> SamplingParams:
         wanted = request.max_tokens or self.settings.default_max_tokens or self.sampling.max_new_tokens

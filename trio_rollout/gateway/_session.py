@@ -160,6 +160,11 @@ class GatewaySession:
         self._responses_by_id.move_to_end(request.previous)
         return attrs.evolve(request, messages=(*request.messages[:place], *before, *request.messages[place:]))
 
+    @property
+    def image(self) -> str | None:
+        """The chat template's text in the place of an image; None if the policy sees none."""
+        return self._sampler.image
+
     def answer_of(self, turn: str) -> Message | None:
         """Return the answer of a turn that later requests may continue by its id; None if there is none among the last."""
         found = self._responses_by_id.get(turn)

@@ -73,6 +73,8 @@ class ChatRequest:
 class ContextLimits:
     """Limits of the model in tokens. None: unknown, and not enforced here."""
 
+    sees: bool = False
+    """True if the model reads images."""
     length: int | None = None
     """Prompt and answer together."""
     longest_prompt: int | None = None

@@ -67,6 +67,23 @@ class Arrangement:
         return [*first, *(rest if self.users else _merged(rest))]
 
 
+def markup_of_image(render: _Render) -> str | None:
+    """Return the text that a template writes in the place of an image; None if it takes no parts, or no images."""
+    parts = [
+        {"type": "text", "text": "probe1"},
+        {"type": "image", "image": "probe2"},
+        {"type": "text", "text": "probe3"},
+    ]
+    try:
+        text = render([{"role": "user", "content": parts}])
+    except RequestRejected:
+        return None
+    _, before, rest = text.partition("probe1")
+    markup, behind, _ = rest.partition("probe3")
+    # A template that takes no parts may write them as Python does.
+    return markup if before and behind and markup.strip() and "probe2" not in markup and "{" not in markup else None
+
+
 def leading(messages: Sequence[_Message]) -> int:
     """Return the number of system messages at the beginning."""
     return next((place for place, one in enumerate(messages) if one.get("role") != "system"), len(messages))

@@ -26,7 +26,7 @@ import msgspec
 import tokenizers
 
 from ..errors import RequestRejected, SettingsError
-from ._arrangement import Arrangement
+from ._arrangement import Arrangement, markup_of_image
 
 Clock: TypeAlias = Callable[[], dt.datetime]
 
@@ -92,12 +92,15 @@ class Tokenizer:
     _template: "_ChatTemplate | None" = attrs.field(alias="template")
     variables: Mapping[str, object] = attrs.field(factory=dict)
     """Variables of the chat template, for every conversation that names no others."""
+    image_markup: str | None = attrs.field(init=False)
+    """The chat template's text in the place of an image; None if it takes none."""
     _arrangement: Arrangement = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         probe = partial(self._written, tools=None, variables=self.variables, add_generation_prompt=True)
         arrangement = Arrangement() if self._template is None else Arrangement.of(probe)
         object.__setattr__(self, "_arrangement", arrangement)
+        object.__setattr__(self, "image_markup", None if self._template is None else markup_of_image(probe))
 
     def __repr__(self) -> str:
         template = "with" if self._template is not None else "without"
