@@ -216,7 +216,7 @@ def _serve() -> None:
         fn = _load(setup)
     except BaseException as error:  # ruff: ignore[blind-except]  # noqa: ASYNC103  no Trio here; importing runs user code
         _write_message(send, 0, "error", *_described(error))
-        return
+        return  # noqa: ASYNC104  no Trio here
     _write_message(send, 0, "ready", os.getpid())
     number = 0
     while (request := _read_message(receive)) is not None:
