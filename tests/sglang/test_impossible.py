@@ -128,10 +128,10 @@ async def test_f113_prompt_ids_of_a_text_are_checked_too(autojump_clock, decoder
 # --- versions of another shape
 
 
-@pytest.mark.parametrize("version", [{"a": 1}, [1, 2], [], {}, True, None], ids=repr)
+@pytest.mark.parametrize("version", [{"a": 1}, [1, 2], [], {}, True, None, 1.5, -3, 10**18, "1" * 40], ids=repr)
 @pytest.mark.parametrize("at", ["start", "answer", "spans", "look"])
 async def test_f115_a_version_that_is_no_number_or_text_is_none(autojump_clock, decoder, version, at):
-    """The client opens, generates and reads versions as if the server named none."""
+    """The client opens, generates and reads versions as if the server named none; so it does for a number that is no version."""
     info = Reply(body={"model_path": "fake", "is_generation": True, "weight_version": version})
     plan = {"/model_info": [info]} if at == "start" else {}
     async with memory_world(plan) as run:
@@ -277,9 +277,12 @@ async def test_f116_a_stream_that_is_cut_off_is_aborted_until_it_has_ended(autoj
 # --- a text prompt whose ids do not come back
 
 
+@pytest.mark.parametrize(
+    "more", [{}, {"prompt_token_ids": None}, {"prompt_token_ids": []}], ids=["absent", "null", "empty"]
+)
 @pytest.mark.parametrize("streamed", ["whole", "events"])
 async def test_f119_an_aborted_answer_to_a_text_without_prompt_ids_is_an_error_if_it_has_tokens(
-    autojump_clock, decoder, streamed
+    autojump_clock, decoder, streamed, more
 ):
     """A turn that went on from it would go on from the output alone. An empty one goes on from the text."""
     async with memory_world() as run:
@@ -287,7 +290,7 @@ async def test_f119_an_aborted_answer_to_a_text_without_prompt_ids_is_an_error_i
         def aborted(seen):
             if seen.path != "/generate":
                 return None
-            said = answer(seen.rid, [6, 7, 8], [-1.0] * 3, finish="abort")
+            said = answer(seen.rid, [6, 7, 8], [-1.0] * 3, finish="abort", **more)
             body = json.dumps(said).encode()
             if streamed == "whole":
                 return Reply(body=body)
@@ -297,6 +300,22 @@ async def test_f119_an_aborted_answer_to_a_text_without_prompt_ids_is_an_error_i
         run.fake.plan = aborted
         with pytest.raises(ServerError, match="prompt_token_ids is missing"):
             await generate(run, streamed, "hello")
+
+
+async def test_f119_a_stream_to_a_text_that_is_cut_off_has_no_tokens_without_the_prompts_ids(autojump_clock, decoder):
+    """They could not be gone on from, and would be a row without a prompt."""
+    async with memory_world() as run:
+
+        def half(seen):
+            if seen.path != "/generate":
+                return None
+            event = b"data: %b\n\n" % json.dumps(answer(seen.rid, [6, 7], [-1.0] * 2, finish=None)).encode()
+            return Reply(body=event, headers={"content-type": "text/event-stream"}, chunked=True)
+
+        run.fake.plan = half
+        with pytest.raises(ServerLost) as caught:
+            await generate(run, "events", "hello")
+        assert caught.value.tokens is None
 
 
 # --- parameters that only the vocabulary shows to be wrong

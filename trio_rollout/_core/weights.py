@@ -21,7 +21,7 @@ def number_of(name: object) -> int | None:
     """Return the number that a version's name is, or None if it is not a number."""
     if isinstance(name, str):
         return int(name) if name.isascii() and name.isdigit() and len(name) <= _MOST_DIGITS else None
-    return name if type(name) is int and name >= 0 else None  # no bool
+    return name if type(name) is int and 0 <= name < 10**_MOST_DIGITS else None  # no bool
 
 
 class Past(enum.Enum):

@@ -243,12 +243,10 @@ def _number(value: object) -> float | None:
 
 def _prompt_ids(ids: list[int] | None, asked: Asked, *, is_empty: bool) -> IdArray:
     """Return the ids of a text prompt. An answer that is empty, because it was aborted before the text became ids, has none."""
-    if ids is not None:
-        prompt_ids = _read_only(np.array(ids, np.int32))
+    if ids or is_empty:
+        prompt_ids = _read_only(np.array(ids or (), np.int32))
         check_vocabulary("prompt_token_ids", prompt_ids, asked)
         return prompt_ids
-    if is_empty:
-        return _read_only(np.empty(0, np.int32))
     raise ServerError(
         f"{asked.attempted}: prompt_token_ids is missing although the prompt was text; "
         "give open_sglang_servers a tokenizer"
