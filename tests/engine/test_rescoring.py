@@ -481,3 +481,25 @@ def test_a_scorer_that_raises_at_any_await_costs_its_own_group_only():
 
     sweep = throw_everywhere(scenario, check, exc=SystemExit)
     assert not sweep.failures, sweep
+
+
+async def test_a_sample_that_only_lacks_a_reward_is_as_old_as_its_tokens():
+    """So pacing knows in time that its group must be in the next batch."""
+    calls = []
+
+    async def slow(trajectory):
+        calls.append(trajectory.index)
+        await trio.sleep(60 if len(calls) <= 2 else 1)
+        return 0.5
+
+    async with world(1, plan=in_a_second, reward=slow, deadlines={"group": 10.0}) as w:
+        await trio.sleep(5)
+        await w.engine.note_weight_version(3)
+        while not w.engine.statistics().requeues[Cause.DEADLINE] or not w.engine.statistics().running:
+            await trio.sleep(0.1)
+        (attempt,) = w.engine._state.running
+        while len(attempt.tries) < 2 or not all(this.sampled for this in attempt.tries.values()):
+            await trio.sleep(0.1)
+        assert attempt.begun == 0
+        assert len(await take_all(w.engine)) == 1
+        assert w.servers.calls == 2

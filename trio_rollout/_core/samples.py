@@ -219,7 +219,7 @@ class Samples:
 
     def oldest_version(self) -> int | None:
         """Return the lowest weight version of what is finished; None if nothing is."""
-        oldest = min((_oldest(sample.trajectory) for sample in self._finished()), default=math.inf)
+        oldest = min((oldest_of(sample.trajectory) for sample in self._finished()), default=math.inf)
         return None if oldest == math.inf else int(oldest)
 
     def start(self, index: int) -> None:
@@ -270,7 +270,7 @@ class Samples:
         return tuple(
             index
             for index, sample in enumerate(self._samples)
-            if sample.state is SampleState.FINISHED and _oldest(sample.trajectory) < oldest_allowed
+            if sample.state is SampleState.FINISHED and oldest_of(sample.trajectory) < oldest_allowed
         )
 
     def _newest_version(self) -> float:
@@ -303,6 +303,7 @@ def tokens_of(trajectory: Trajectory) -> int:
     return sum(int(segment.loss_mask.sum()) for segment in trajectory.segments)
 
 
-def _oldest(trajectory: Trajectory | None) -> float:
+def oldest_of(trajectory: Trajectory | None) -> float:
+    """Return the lowest weight version of a trajectory's tokens; infinity if no token was sampled."""
     segments = () if trajectory is None else trajectory.segments
     return min((span.version for segment in segments for span in segment.versions), default=math.inf)

@@ -6,6 +6,7 @@ its own sample only (docs/decisions/0049-the-grain-is-the-sample.md). The attemp
 input that no server takes, a sample that failed for good, the group's deadline, the drain.
 """
 
+import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -15,7 +16,7 @@ import trio
 from .._core.enums import Cause
 from .._core.failures import Again, after_failure, cause_of, failure_of, leaves_of
 from .._core.ledger_events import SampleKept, SamplesDropped, SamplesTried
-from .._core.samples import SampleCounts, Samples, SampleState
+from .._core.samples import SampleCounts, Samples, SampleState, oldest_of
 from .._core.settings import Retry
 from .._core.tally import Tally
 from .._core.values import Failure, Group, GroupId, Prompt, Trajectory
@@ -123,6 +124,8 @@ class SampleTry:
         if found is not None:
             self.generating, self.new_tokens = False, tokens
             self.attempt.tally.take_up(tokens)
+            if math.isfinite(oldest := oldest_of(found)):
+                self.begin(int(oldest))
         return found
 
     def note_tokens(self, tokens: int) -> None:
