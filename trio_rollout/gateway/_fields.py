@@ -166,7 +166,7 @@ def require_fields(body: Mapping[str, msgspec.Raw], table: Fields) -> None:
 
 @attrs.frozen(kw_only=True)
 class Reading:
-    """How a message's parts are read: see ``text_of_part``."""
+    """The way in which a message's parts are read: see ``text_of_part``."""
 
     task: bool
     """True for what the agent was given before the first answer."""
