@@ -1,13 +1,13 @@
 """A life that is killed: a rollout of several turns with a ledger. ``python -m tests.gateway.killed_life ORDERS``, as JSON.
 
-Says ``recorded N`` whenever the ledger has another turn on disk, and ``requests N replayed M`` at its end: how many requests
+Says ``begun`` when nothing of an earlier life runs on the server any more, ``recorded N`` whenever the ledger has another turn on disk, and ``requests N replayed M`` at its end: how many requests
 it sent to the server, and after how many of its turns ``rollout.replaying`` was still true.
 """
 
 import json
 import os
 import sys
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import attrs
@@ -32,13 +32,17 @@ from trio_rollout.tools import LocalSandboxes
 
 @attrs.frozen(kw_only=True)
 class Orders:
-    """One life. ``command`` is the agent's; None: the generate function talks to the server itself."""
+    """One life. ``command`` is the agent's; None: the generate function talks to the server itself.
+
+    ``killed_after``: the life is killed when so many turns are on disk. It writes nothing more then, so it can't end before.
+    """
 
     ledger: str
     url: str
     folder: str
     turns: int
     command: list[str] | None = None
+    killed_after: int | None = None
     env: dict[str, str] = attrs.field(factory=dict)
 
 
@@ -52,12 +56,15 @@ class Telling:
     """A ledger that says when a turn is on disk."""
 
     inner: object
+    last: int | None
     turns: int = 0
 
     async def begin(self, identity):
         return await self.inner.begin(identity)
 
     async def record(self, events):
+        if self.last is not None and self.turns >= self.last:
+            await trio.sleep_forever()
         await self.inner.record(events)
         for event in events:
             if isinstance(event, TurnRecorded):
@@ -77,7 +84,9 @@ class Generate:
 
     async def turns(self, rollout):
         ids, turns = [1, 2, 3], []
-        for _ in range(self.orders.turns):
+        for number in range(self.orders.turns):
+            if self.orders.killed_after is not None and number == self.orders.turns - 1:
+                await trio.sleep_forever()  # a sample that is finished has no turns to write
             self.replayed += rollout.replaying
             turns.append(await rollout.generate(ids, SamplingParams(max_new_tokens=8, ignore_eos=True)))
             ids = [*turns[-1].prompt_ids, *turns[-1].output_ids, 5]
@@ -97,11 +106,6 @@ class Generate:
         return session.trajectory()
 
 
-@asynccontextmanager
-async def no_gateway():
-    yield None
-
-
 async def main(orders):
     """Run the one rollout to its end."""
     generate = Generate(orders)
@@ -109,22 +113,27 @@ async def main(orders):
     async def one(trajectory):
         return float(trajectory.turns)
 
-    async with (
-        open_sglang_servers([orders.url]) as servers,
-        open_ledger(orders.ledger) as ledger,
-        open_gateway(servers, tokenizer=DATA) if orders.command else no_gateway() as gateway,
-        open_rollout_engine(
-            IterableSource([Prompt(id="only", input_ids=[1, 2, 3])]),
-            generate,
-            servers=servers,
-            reward=one,
-            ledger=Telling(ledger),
-            gateway=gateway,
-            settings=EngineSettings(
-                samples_per_prompt=1, max_running=1, resume=Resume.TURNS, deadlines=Deadlines(group=240)
-            ),
-        ) as engine,
-    ):
+    async with AsyncExitStack() as stack:
+        servers = await stack.enter_async_context(open_sglang_servers([orders.url]))
+        await servers.abort_until_idle()
+        say("begun")
+        ledger = await stack.enter_async_context(open_ledger(orders.ledger))
+        gateway = None
+        if orders.command is not None:
+            gateway = await stack.enter_async_context(open_gateway(servers, tokenizer=DATA))
+        engine = await stack.enter_async_context(
+            open_rollout_engine(
+                IterableSource([Prompt(id="only", input_ids=[1, 2, 3])]),
+                generate,
+                servers=servers,
+                reward=one,
+                ledger=Telling(ledger, orders.killed_after),
+                gateway=gateway,
+                settings=EngineSettings(
+                    samples_per_prompt=1, max_running=1, resume=Resume.TURNS, deadlines=Deadlines(group=240)
+                ),
+            )
+        )
         batch = await engine.next_batch(1)
         tokens = engine.statistics().tokens
         (trajectory,) = batch.groups[0].trajectories

@@ -68,6 +68,8 @@ class Stage:
     url: str
     command: list[str] | None
     env: dict[str, str]
+    before: int = 0
+    """The answers that the server had sampled when the last life began."""
 
     def life(self, *, killed_after: int | None = None) -> list[str]:
         """Live once; with ``killed_after``, be killed as soon as so many turns are on disk. Return what was said."""
@@ -78,6 +80,7 @@ class Stage:
             "turns": TURNS,
             "command": self.command,
             "env": self.env,
+            "killed_after": killed_after,
         }
         command = [sys.executable, "-m", "tests.gateway.killed_life", json.dumps(orders)]
         lines = []
@@ -85,6 +88,8 @@ class Stage:
             assert process.stdout is not None
             for line in process.stdout:
                 lines.append(line.strip())
+                if lines[-1] == "begun":
+                    self.before = self.sampled()
                 if lines[-1] == f"recorded {killed_after}":
                     process.kill()
         assert process.returncode == (0 if killed_after is None else -9), lines
@@ -100,7 +105,7 @@ class Stage:
         return int(count)
 
     def sampled(self) -> int:
-        """Return the number of answers that the server has sampled to their end so far."""
+        """Return the number of answers that the server has sampled to their end so far, for all lives."""
         return (self.folder / "notes").read_text("utf-8").count(" sampled\n")
 
 
@@ -123,10 +128,10 @@ def killed_twice(stage: Stage) -> None:
     """Kill the first life after two turns and the second after one more; the third comes to its end."""
     stage.life(killed_after=2)
     for life, killed_after in enumerate([1, None]):
-        before, known = stage.sampled(), stage.recorded()
+        known = stage.recorded()
         assert known >= 2 + life
         lines = stage.life(killed_after=killed_after)
-    assert stage.sampled() - before == TURNS - known
+    assert stage.sampled() - stage.before == TURNS - known
     requests, turns = lines[-2].split(), lines[-1].split()
     assert int(requests[1]) == TURNS - known
     assert int(requests[3]) == (known if stage.command is None else 1)
