@@ -14,9 +14,10 @@ from trio_rollout import Deadlines
 from trio_rollout._http import BadResponse
 from trio_rollout._http.reader import HEADERS_LIMIT, INTERIM_LIMIT, ResponseReader
 from trio_rollout.errors import ServerError
+from trio_rollout.testing import Reply
 
 from .flood import ENDLESS, OK, flooded_world
-from .helpers import FIVE, PROMPT
+from .helpers import FIVE, PROMPT, memory_world
 
 SHARE = 512 * 1024
 """Bytes: what one connection may be read for between two checkpoints, a cancelled call's last look included."""
@@ -175,3 +176,12 @@ async def test_f112_an_answer_may_be_as_long_as_its_request_needs(mock_clock):
         run.switch["kind"] = (OK + b"content-length: 1000000000\r\n\r\n", lambda _: b"x")
         with pytest.raises(ServerError, match=r"announces 1000000000 bytes, allowed: 1\d{6}"):
             await run.servers.under(Deadlines(abort=0.05)).generate(PROMPT, FIVE)
+
+
+async def test_f112_the_answer_to_a_control_call_is_bounded_too(autojump_clock):
+    """Four MiB are decoded in a moment; more is refused before it is read."""
+    async with memory_world() as run:
+        body = b'{"model_path":"x","weight_version":"5","more":"%b"}' % (b"x" * (5 << 20))
+        run.fake.plan = lambda seen: Reply(body=body) if seen.path == "/model_info" else None
+        assert await run.servers.versions() == {}
+        assert "allowed: 4194304" in run.servers._fleet.losses()[run.fake.url]

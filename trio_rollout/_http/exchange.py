@@ -33,7 +33,7 @@ import trio
 
 from .._util.time import wait_s
 from .connection import Address, BadResponse, Connection, ConnectionBroken, Connector, NotConnected
-from .reader import SCRATCH_SIZE, Head, Response, ResponseReader
+from .reader import BODY_LIMIT, SCRATCH_SIZE, Head, Response, ResponseReader
 
 # Bytes that are parsed between two checkpoints: half a millisecond of chunks of one byte. Of a body of announced length, which
 # is only copied, 16 times as much. A cancelled call takes four shares at once, for an answer that is complete.
@@ -73,7 +73,7 @@ class Exchange:
     def __init__(self, pool: "Pool", connection: Connection, scratch: memoryview, *, reused: bool) -> None:
         self._pool = pool
         self._connection = connection
-        self._reader = ResponseReader(scratch)
+        self._reader = ResponseReader(scratch, pool.answer_limit)
         self._failure: ConnectionBroken | BadResponse | None = None
         self._observer_error: Exception | None = None
         self.reused = reused
@@ -100,8 +100,8 @@ class Exchange:
         return self._reader.observed
 
     def limit_body(self, most: int) -> None:
-        """Refuse a body of more than so many bytes, unless it is observed."""
-        self._reader.body_limit = most
+        """Refuse a body of more than so many bytes, or than the pool allows, unless it is observed."""
+        self._reader.body_limit = min(most, self._pool.answer_limit)
 
     def end(self) -> None:
         """Give the connection back or close it, as leaving the block does; for an exchange that is not used as a block."""
@@ -252,8 +252,19 @@ class Pool:
     ``tend`` closes it. There is no limit on the connections in use and no queue: the engine's slots bound them.
     """
 
-    def __init__(self, address: Address, connect: Connector, *, max_idle: int, idle_s: float, connect_s: float) -> None:
+    def __init__(
+        self,
+        address: Address,
+        connect: Connector,
+        *,
+        max_idle: int,
+        idle_s: float,
+        connect_s: float,
+        answer_limit: int = BODY_LIMIT,
+    ) -> None:
         self.address = address
+        self.answer_limit = answer_limit
+        """The longest answer in bytes, but for a stream of events."""
         self.connections = 0
         self._connect = connect
         self._max_idle = max_idle

@@ -135,14 +135,14 @@ class ResponseReader:
     _status: int
     _wire_size: int
 
-    def __init__(self, scratch: memoryview) -> None:
+    def __init__(self, scratch: memoryview, body_limit: int = BODY_LIMIT) -> None:
         # Only what every answer needs: the other attributes are set by the state that uses them.
         self._scratch = scratch
         self._state = _State.HEAD
         self._pending = b""
         self._heads_size = self._interim = 0
         self._observer: Callable[[bytes], None] | None = None
-        self.body_limit = BODY_LIMIT
+        self.body_limit = body_limit
         """The longest body in bytes; a body that is observed has no limit here."""
         self.started = False
         self.response: Response | None = None

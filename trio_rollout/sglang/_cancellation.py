@@ -53,7 +53,6 @@ REPEAT_S: Final = 0.5
 """A server may lose an abort, so it is repeated, but not more often than this."""
 # A server that has not answered an abort by then will not; the connection is better used for the next one.
 _ONE_ABORT_S: Final = 1.0
-_ABORT_ANSWER_BYTES: Final = 1 << 20
 # The part of the abort budget that is kept for the look at the server's load.
 _LOOK_SHARE: Final = 0.1
 LOOK_S: Final = 0.5
@@ -229,7 +228,6 @@ async def _send(server: Server, owed: OwedAbort) -> None:
 async def _sent(server: Server, data: bytes, *, fresh: bool) -> bool:
     """Send one abort; False if a reused connection had been closed by the server meanwhile."""
     with await server.aborts.take(fresh=fresh) as exchange:
-        exchange.limit_body(_ABORT_ANSWER_BYTES)
         try:
             await exchange.send(data)
             await exchange.receive()

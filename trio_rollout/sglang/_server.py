@@ -16,7 +16,7 @@ import trio
 
 from .._core.server import Effect, Event, Standing, Told, step
 from .._core.weights import Weights
-from .._http import Address, Connector, Pool, PoolTransport, post_head
+from .._http import BODY_LIMIT, Address, Connector, Pool, PoolTransport, post_head
 from .._util.condition import Condition
 from ._settings import ServerSettings
 from ._wire import ABORT, GENERATE
@@ -24,6 +24,8 @@ from ._wire import ABORT, GENERATE
 _log: Final = logging.getLogger("trio_rollout.sglang")
 # Control calls are few and short: what is idle may go quickly.
 _CONTROL_IDLE: Final = 4
+# A router's list of a thousand workers has a MB. An answer of this size is decoded within some 50 ms.
+_CONTROL_ANSWER_BYTES: Final = 4 << 20
 # Connections for aborts: a server answers an abort at once, so a few carry them all.
 _RESERVED: Final = 8
 # SGLang notices a closed socket after 3 to 4 s; what runs after that is another orphan.
@@ -451,14 +453,15 @@ class Server:
 def new_server(address: Address, settings: ServerSettings, connect: Connector, roster: Roster | None = None) -> Server:
     """Return a server that has not been asked anything yet. It adds itself to the roster while it is usable."""
 
-    def pool(max_idle: int) -> Pool:
-        return Pool(address, connect, max_idle=max_idle, idle_s=settings.idle, connect_s=settings.connect)
+    def pool(max_idle: int, answer_limit: int = _CONTROL_ANSWER_BYTES) -> Pool:
+        idle_s, connect_s = settings.idle, settings.connect
+        return Pool(address, connect, max_idle=max_idle, idle_s=idle_s, connect_s=connect_s, answer_limit=answer_limit)
 
     headers = () if settings.api_key is None else (("authorization", f"Bearer {settings.api_key}"),)
     control = pool(_CONTROL_IDLE)
     server = Server(
         address=address,
-        work=pool(settings.max_idle),
+        work=pool(settings.max_idle, BODY_LIMIT),
         aborts=pool(_RESERVED),
         control=control,
         client=httpx.AsyncClient(
