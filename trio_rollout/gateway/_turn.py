@@ -257,7 +257,7 @@ class TurnIds:
 
     sample: str
     _asked: Counter[bytes] = attrs.field(factory=Counter, init=False)
-    """How often each request was made."""
+    """The number of times that each request was made."""
 
     def next(self, request: ChatRequest) -> str:
         """Return the id of the turn that answers this request; it is given once."""
