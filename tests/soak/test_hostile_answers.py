@@ -8,7 +8,7 @@ both meet the same machine. What is measured must hold on a machine that other p
 - A deadline fires late by the longest step of the loop, and by what other programs take away. The step is measured in CPU time, of
   which they take nothing.
 - The hostile answers' share of a core is what a client that has one core for itself would lose: CPU time beside the hostile server, less
-  what the good answers cost alone. Other programs can only lower it.
+  what the good answers cost alone. Other programs can only lower it. An answer that may be long is read as fast as it comes.
 
 The long form is run on a machine that has nothing else to do: ratio and lateness must hold in it. The short form is part of the
 suite, whose other tests run at the same time. Noise makes ratio and lateness worse and never better, so one try of
@@ -17,6 +17,7 @@ three has to keep a wider bound; the step and the share, which are measured in C
 
 import ctypes
 import gc
+import logging
 import statistics
 import subprocess
 import sys
@@ -45,7 +46,7 @@ REST_S = 0.1
 """The engine's shortest rest between two tries of a sample."""
 LATE_S = 0.1
 THROUGHPUT, THROUGHPUT_AMONG_OTHERS = 0.8, 0.4
-SHARE = 0.2
+SHARE = 0.6
 
 
 @contextmanager
@@ -180,6 +181,7 @@ async def measure(seed: int, slices: int, seconds: float) -> Result:
     alone: list[Seen] = []
     beside: list[Seen] = []
     memory: list[int] = []
+    logging.disable(logging.CRITICAL)  # pytest keeps each record, with its exception
     with program("good") as good_url, program("hostile", str(seed)) as hostile_url:
         async with (
             open_sglang_servers([good_url], settings=settings) as good,
@@ -193,6 +195,7 @@ async def measure(seed: int, slices: int, seconds: float) -> Result:
                 beside.append(await one_slice(good, view, seconds))
                 memory.append(resident())
             trio.lowlevel.remove_instrument(step)
+    logging.disable(logging.NOTSET)
     result = result_of(alone, beside, memory, step.seconds)
     print(result)  # ruff: ignore[print]  the numbers are the point of it
     return result
