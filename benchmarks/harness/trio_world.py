@@ -101,7 +101,14 @@ class TrioWorld:
         if not spec.native:
             decoding.cut = None
 
-        async def generate(prompt: Prompt, rollout: Rollout) -> Trajectory:
+        async def one_turn(prompt: Prompt, rollout: Rollout) -> Trajectory:
+            del prompt
+            sent = time.monotonic()
+            turn = await rollout.generate(rollout.input, sampling)
+            hooks.answered(sent, turn.latency_s)
+            return rollout.finish([turn])
+
+        async def several(prompt: Prompt, rollout: Rollout) -> Trajectory:
             turns, lost_at = [], hooks.lost_at(prompt.id, rollout.index)
             for number in range(spec.turns):
                 if number == lost_at:
@@ -111,6 +118,8 @@ class TrioWorld:
                 hooks.answered(sent, turn.latency_s)
                 turns.append(turn)
             return rollout.finish(turns)
+
+        generate = several if spec.loses or spec.turns > 1 else one_turn
 
         async def reward(trajectory: Trajectory) -> float:
             tokens = trajectory.segments[0].response_length
