@@ -1,13 +1,13 @@
 """Prompts from any iterable: taken prompts are counted, prompts that were given back are kept."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from itertools import islice, starmap
-from typing import Any, Literal, final
+from typing import Any, Final, Literal, final
 
 import attrs
+import msgspec
 import trio
 
 from .._core.values import GroupId, Prompt
@@ -162,10 +162,14 @@ class Cursor:
         self._content.update(_content_of(item))
 
 
+_encode: Final = msgspec.json.Encoder(enc_hook=lambda value: type(value).__name__).encode
+
+
 def _content_of(prompt: Prompt) -> bytes:
     """Return what makes a prompt another one for the model, or for its reward, as far as it is JSON."""
     ids = b"" if prompt.input_ids is None else prompt.input_ids.tobytes()
     parts = (prompt.text, prompt.messages, prompt.tools, prompt.label)
-    with suppress(ValueError, TypeError, RecursionError):  # what is no JSON is told apart by its id alone
-        return ids + json.dumps(parts, default=lambda value: type(value).__name__).encode() + b"\n"
+    # What is no JSON is told apart by its id alone.
+    with suppress(ValueError, TypeError, OverflowError, RecursionError):
+        return ids + _encode(parts) + b"\n"
     return ids + b"\n"
