@@ -42,7 +42,10 @@ async def test_abort_restarts_what_is_sampling_without_using_up_an_attempt():
 async def test_abort_spares_a_sample_that_is_only_being_scored():
     """It has all its tokens (decision 0002)."""
 
+    asked = []
+
     async def judge(trajectory):
+        asked.append(trajectory.index)
         await trio.sleep(20)
         return 1.0
 
@@ -51,7 +54,7 @@ async def test_abort_spares_a_sample_that_is_only_being_scored():
         async with w.engine.weight_update(version=1, mode=PauseMode.ABORT):
             w.servers.set_version(1)
         (group,) = await take_all(w.engine)
-        assert w.servers.calls == 2
+        assert (w.servers.calls, sorted(asked)) == (2, [0, 1])
     assert (group.oldest_version, group.newest_version) == (0, 0)
 
 
