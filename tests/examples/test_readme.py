@@ -40,11 +40,12 @@ async def test_the_training_loop_runs(tmp_path):
     block = block_with("README.md", "open_ledger")
     lines = [json.dumps({"prompt": f"question {number}", "label": "42"}) for number in range(80)]
     await trio.Path(tmp_path / "prompts.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    trained, versions = [], iter(range(1, 100))
+    trained, versions = [], []
     async with open_tiny_process(TinySettings()) as server:
 
-        def push_weights():
-            body = {"new_version": str(next(versions)), "abort_all_requests": False}
+        def push_weights(version):
+            versions.append(version)
+            body = {"new_version": str(version), "abort_all_requests": False}
             httpx.post(f"{server.url}/update_weight_version", json=body, trust_env=False).raise_for_status()
 
         for text, instead in {
@@ -63,6 +64,7 @@ async def test_the_training_loop_runs(tmp_path):
 
     assert len({group.id for group in trained}) == 80
     assert {len(group.trajectories) for group in trained} == {8}
+    assert versions == list(range(1, len(versions) + 1))
 
 
 class Killed(Exception):
